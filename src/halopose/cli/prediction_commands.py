@@ -96,7 +96,7 @@ def evaluate(
     """
     from halopose.data.dataset_loading import exclude_images, load_dataset
     from halopose.fitting.workers import own_device
-    from halopose.prediction.dataset_evaluation import DetectionSettings, evaluate_dataset
+    from halopose.prediction.dataset_evaluation import InferenceSettings, evaluate_dataset
     from halopose.prediction.uncertain_pose import UncertainPose
     from halopose.protocol import Protocol
     from halopose.reports.example_pictures import write_examples
@@ -124,7 +124,7 @@ def evaluate(
     if overlap == "exclude":
         used = model.artifact.card.images.of("heads", "calibration")
         dataset = exclude_images(dataset, used, "the artifact", "give other images, or --overlap allow")
-    protocol, detection = Protocol(bootstrap=bootstrap, area=area), DetectionSettings(imgsz, conf, iou, batch)
+    protocol, detection = Protocol(bootstrap=bootstrap, area=area), InferenceSettings(imgsz, conf, iou, batch)
     with progress() as step:
         measured = evaluate_dataset(model, dataset, output, protocol, detection, workers, step)
     if measured is None:  # the first process of torchrun reports

@@ -173,7 +173,7 @@ def finetune(
         workers=workers,
         amp=amp,
     )
-    judging = tuning.ComparisonSettings(control, heads, head_epochs, conf, bootstrap)
+    comparison = tuning.ComparisonSettings(control, heads, head_epochs, conf, bootstrap)
     with locked(work), progress() as step:
         scores = tuning.finetune(
             base,
@@ -182,7 +182,7 @@ def finetune(
             output,
             work,
             settings,
-            judging,
+            comparison,
             device=device,
             unsafe=unsafe,
             progress=step,
@@ -190,7 +190,7 @@ def finetune(
     about = {
         "base": base.name,
         "settings": asdict(settings),
-        "judging": asdict(judging),
+        "judging": asdict(comparison),
         "images": {"training": len(training), "validation": len(validation)},
     }
     write_json(output.with_suffix(".json"), about | tuning.to_json(scores))

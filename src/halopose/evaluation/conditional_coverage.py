@@ -1,4 +1,4 @@
-"""Calibration on one kind of true positives, and by groups of keypoints: visibility flag, crowding, score, and more."""
+"""Calibration by kind of match and by group of keypoints (visibility flag, crowding, score and others)."""
 
 from __future__ import annotations
 
@@ -29,15 +29,21 @@ from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, StudentT
 
-GROUPED = ("gaussian", "student_t")  # distributions that are looked at by group
-MOST_SCORED = 20_000  # keypoints, evenly spaced, that proper scores are computed on
+GROUPED = ("gaussian", "student_t")  # distributions that are evaluated by group
+MOST_SCORED = 20_000  # largest number of keypoints, evenly spaced, for proper scores
 _CROWDING = ((0.1, "IoU under 0.1"), (0.3, "IoU 0.1 to 0.3"), (math.inf, "IoU over 0.3"))
 _SCORES = ((0.25, "under 0.25"), (0.5, "0.25 to 0.5"), (0.75, "0.5 to 0.75"), (math.inf, "over 0.75"))
 _QUARTERS = ("smallest quarter", "second quarter", "third quarter", "largest quarter")
 
 
 def score_matches(matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol) -> MatchScores:
-    """Calibration of all distributions on true positives, with noise floors, and of groups of their keypoints."""
+    """Evaluate the calibration of all distributions on one kind of true positives, with noise floors, and by group.
+
+    Args:
+        matched: The true positives.
+        distributions: Distributions to evaluate.
+        protocol: Settings of the evaluation; ``match`` is the kind of match.
+    """
     labelled = matched.labelled
     instance, _ = np.nonzero(labelled)
     images, image = np.unique(matched.image_ids, return_inverse=True)
@@ -167,8 +173,8 @@ def _masks(matched: MatchedPoses, gaussian: KeypointStatistics, protocol: Protoc
         len(edges) + 1, tuple(f"scale {number + 1}" for number in range(len(edges) + 1))
     )
     yield from (("object size", name, scale == number) for number, name in enumerate(names))
-    stated = -gaussian.confidence  # variance over (kappa s)^2
-    quarter = np.searchsorted(np.quantile(stated, [0.25, 0.5, 0.75]), stated)
+    relative_variance = -gaussian.confidence  # variance over (kappa s)^2
+    quarter = np.searchsorted(np.quantile(relative_variance, [0.25, 0.5, 0.75]), relative_variance)
     yield from (("stated sigma", name, quarter == number) for number, name in enumerate(_QUARTERS))
     yield from (("keypoint", name, keypoint == number) for number, name in enumerate(matched.layout.names))
 

@@ -1,4 +1,4 @@
-"""A table of methods by the calibration of their keypoint covariances, one row from each prediction file."""
+"""Leaderboard: compare methods by the calibration of their keypoint covariances, one row per prediction file."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class LeaderboardRow:
 
     Attributes:
         name: Name of the method.
-        cost: Passes of the model per image, or another statement of cost.
+        cost: Cost in words, such as the number of forward passes per image.
         objects: Number of matched objects.
-        held: Share of keypoints in the 95 % ellipses of the Student-t.
+        held: Share of keypoints inside the 95 % ellipses of the Student-t.
         ace: Average calibration error of the Student-t.
-        floor: What it is by sampling of images alone, 95th percentile.
+        floor: Noise floor of the ACE: its 95th percentile over resampled images for perfect calibration.
         ence: Expected normalised calibration error of the Gaussian.
         energy: Mean energy score of the Student-t in pixels; smaller is better.
         nll: Mean negative log-likelihood of the Student-t in nats per keypoint.
         akp: Average keypoint precision of the ranking by covariance.
-        auroc: Area under the ROC curve of telling correct keypoints (similarity >= 0.5) by covariance.
+        auroc: Area under the ROC curve for the detection of correct keypoints (similarity >= 0.5) by covariance.
     """
 
     name: str
@@ -58,13 +58,13 @@ class LeaderboardRow:
 
 
 def leaderboard_row(name: str, cost: str, matched: MatchedPoses, protocol: Protocol) -> LeaderboardRow:
-    """Measure one method.
+    """Evaluate one method.
 
     Args:
         name: Name of the method.
-        cost: Statement of its cost.
+        cost: Its cost in words.
         matched: True positives of its predictions.
-        protocol: How they were matched and are evaluated.
+        protocol: Settings of matching and evaluation.
     """
     distributions = cross_fitted(matched, protocol)
     scores = evaluate(matched, distributions, protocol)
@@ -86,10 +86,10 @@ def leaderboard_row(name: str, cost: str, matched: MatchedPoses, protocol: Proto
 
 
 def noise_floor(probability: Array, matched: MatchedPoses, seed: int = 0) -> float:
-    """95th percentile of the ACE that sampling of images alone makes, keypoints of an image kept together.
+    """Noise floor of the ACE: its 95th percentile over resampled images for perfect calibration.
 
     Args:
-        probability: Probability (M, K) inside the ellipse through the truth.
+        probability: Probability (M, K) of the smallest ellipse that contains the true keypoint.
         matched: The true positives.
         seed: Seed of the resampling.
     """
@@ -108,7 +108,7 @@ def noise_floor(probability: Array, matched: MatchedPoses, seed: int = 0) -> flo
 
 
 def energy_score(distribution: Bivariate, matched: MatchedPoses, seed: int = 0) -> float:
-    """Mean of E|X - r| - E|X - X'| / 2 over labelled keypoints, with X, X' from the distribution of residuals r.
+    """Mean energy score E|X - r| - E|X - X'| / 2 of labelled keypoints; X and X' are drawn from the distribution of r.
 
     Reference: Gneiting and Raftery, Strictly Proper Scoring Rules, 2007.
     """
@@ -120,7 +120,7 @@ def energy_score(distribution: Bivariate, matched: MatchedPoses, seed: int = 0) 
 
 
 def _auroc(distributions: DistributionSet, matched: MatchedPoses, protocol: Protocol) -> float:
-    """Probability that a correct keypoint is more confident than a wrong one."""
+    """Area under the ROC curve: probability that a correct keypoint has a higher confidence than a wrong one."""
     from scipy.stats import rankdata
 
     confidence = distributions.confidence[matched.labelled]
@@ -136,11 +136,11 @@ def read_rows(path: Path | str) -> list[LeaderboardRow]:
     """Read rows that ``write_rows`` wrote."""
     content = read_json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise HaloposeError(f"{path} holds no rows of a leaderboard: make it with `halopose leaderboard`")
+        raise HaloposeError(f"{path} is not a leaderboard file: write one with `halopose leaderboard`")
     try:
         return [_row(entry) for entry in content["rows"]]
     except (KeyError, TypeError, ValueError):
-        raise HaloposeError(f"{path} has damaged rows: make it again with `halopose leaderboard`") from None
+        raise HaloposeError(f"{path} is damaged: write it again with `halopose leaderboard`") from None
 
 
 def _row(entry: dict[str, Any]) -> LeaderboardRow:
@@ -155,7 +155,7 @@ def write_rows(path: Path | str, rows: Sequence[LeaderboardRow]) -> None:
 
 
 def leaderboard_table(rows: Sequence[LeaderboardRow]) -> str:
-    """The rows as a markdown table, by falling AKP."""
+    """The rows as a markdown table, in descending order of AKP."""
     head = (
         "method", "passes", "objects", "95 % ellipse holds", "ACE (floor)", "ENCE", "energy score, px",
         "NLL", "AKP", "AUROC",

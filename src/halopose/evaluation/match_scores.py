@@ -52,10 +52,10 @@ class ProperScores:
         energy: Mean energy score in pixels.
         crps_x: Mean CRPS along x in pixels.
         crps_y: Mean CRPS along y in pixels.
-        nll_relative: Mean NLL in nats of residuals divided by the object scale s, so that large objects count as
-            small ones do.
+        nll_relative: Mean NLL in nats of residuals divided by the object scale s, which weights objects of all sizes
+            equally.
         sharpness: Median area of the 90 % ellipse over s^2.
-        pit: Histogram (20,) of the probability of the smallest ellipse that holds the true keypoint.
+        pit: Histogram (20,) of the probability of the smallest ellipse that contains the true keypoint.
     """
 
     energy: float
@@ -105,8 +105,8 @@ class KeypointGroup:
     """A group of keypoints.
 
     Attributes:
-        kind: What the groups differ in, such as "visibility flag".
-        name: Which of them it is, such as "occluded".
+        kind: Property that defines the groups, such as "visibility flag".
+        name: Value of the property, such as "occluded".
         count: Number of keypoints.
         images: Number of images they are in.
         distributions: Calibration by distribution.
@@ -130,7 +130,7 @@ class MatchScores:
         keypoints: Number of labelled keypoints.
         distributions: Calibration by distribution.
         groups: Conditional calibration by groups of keypoints.
-        selective: How well the localization confidence tells wrong keypoints from right ones.
+        selective: How well the localization confidence separates correct from wrong keypoints.
         regions: Coverage of conformal regions by level in per cent; None without regions.
     """
 
@@ -167,7 +167,7 @@ class MatchScores:
 
 
 def _texts(content: Any) -> Any:
-    """JSON content: keys are texts, tuples are lists."""
+    """JSON content: keys as strings, tuples as lists."""
     if isinstance(content, Mapping):
         return {str(key): _texts(value) for key, value in content.items()}
     return [_texts(value) for value in content] if isinstance(content, (list, tuple)) else content

@@ -1,9 +1,10 @@
 """Noise floor: the calibration errors that a perfectly calibrated model would show on the same images.
 
-ACE and ENCE are means of absolute errors, so chance alone makes them positive, and an interval around the estimate
-never contains 0. The floor keeps the images, their clusters of keypoints and the spread of their errors, and removes
-the mean error. ACE: each image's deviation from the empirical curve is multiplied by a random sign (wild cluster
-bootstrap, Liu 1988; Cameron, Gelbach and Miller 2008). ENCE: standardised residuals are dealt out anew.
+ACE and ENCE are means of absolute errors, so they are positive even for perfect calibration. The noise floor keeps the
+images, their clusters of keypoints and the spread of their errors, and removes the mean error.
+
+ACE: each image's deviation from the empirical curve is multiplied by a random sign (wild cluster bootstrap, Liu 1988;
+Cameron, Gelbach and Miller 2008). ENCE: standardised residuals are permuted between images.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from halopose.evaluation.scores import AXES
 from halopose.types import Array
 
 DRAWS = 400
-FEWEST_DRAWS, MOST_DEALT = 50, 2_000_000  # of the ENCE: draws, and keypoints over all draws
-FEWEST_IMAGES = 10  # with fewer no floor can be told
+FEWEST_DRAWS, MOST_PERMUTED = 50, 2_000_000  # for the ENCE: draws, and keypoints summed over draws
+FEWEST_IMAGES = 10  # with fewer images there is no noise floor
 
 
 def random_signs(images: int, draws: int = DRAWS, seed: int = 0) -> Array:
@@ -28,7 +29,7 @@ def random_signs(images: int, draws: int = DRAWS, seed: int = 0) -> Array:
 
 
 def coverage_floor(level: Array, image: Array, signs: Array) -> NoiseFloor:
-    """Floor of the ACE.
+    """Noise floor of the ACE.
 
     Args:
         level: ``level_index`` (n,) of the keypoints.
@@ -45,12 +46,12 @@ def coverage_floor(level: Array, image: Array, signs: Array) -> NoiseFloor:
 
 
 def variance_floor(predicted: Array, squared: Array, image: Array, seed: int = 0) -> NoiseFloor:
-    """Floor of the ENCE: the standardised squared residuals are dealt out anew, image by image.
+    """Noise floor of the ENCE, from permutations of the standardised squared residuals of whole images.
 
-    Every stated variance is then right up to one common factor, which is removed, and tails and clusters stay.
+    Every predicted variance is then right up to a common factor, which is removed. Tails and clusters are kept.
 
     Args:
-        predicted: Predicted variances (n,), rising.
+        predicted: Predicted variances (n,) in ascending order.
         squared: Squared residuals (n,) in the same order.
         image: Image index (n,) in the same order.
         seed: Seed of the permutations of images.
@@ -70,15 +71,15 @@ def variance_floor(predicted: Array, squared: Array, image: Array, seed: int = 0
     parts = np.split(np.arange(count), np.flatnonzero(np.diff(image[order])) + 1)
     rng = np.random.default_rng(seed)
     errors = []
-    for _ in range(min(DRAWS, max(FEWEST_DRAWS, MOST_DEALT // count))):
-        dealt = standard[np.concatenate([parts[place] for place in rng.permutation(len(parts))])]
-        ratio = np.bincount(bin_of, variance * dealt, bins) / total
+    for _ in range(min(DRAWS, max(FEWEST_DRAWS, MOST_PERMUTED // count))):
+        permuted = standard[np.concatenate([parts[place] for place in rng.permutation(len(parts))])]
+        ratio = np.bincount(bin_of, variance * permuted, bins) / total
         errors.append(np.abs(np.sqrt(ratio) - 1).mean())
     return _summary(np.array(errors))
 
 
 def floors_of(statistics: KeypointStatistics, image: Array, images: int, seed: int = 0) -> dict[str, NoiseFloor]:
-    """Floors by metric (ace, ace_x, ..., ence_y) of keypoints on images (n,)."""
+    """Noise floors by metric (ace, ace_x, ..., ence_y) of keypoints on images (n,)."""
     signs, floors = random_signs(images, seed=seed), {}
     for axis in AXES:
         suffix = "" if axis == "joint" else f"_{axis}"

@@ -162,10 +162,10 @@ class FlaggedShare:
     count: int
 
     @classmethod
-    def of(cls, chance: Array, image: Array) -> FlaggedShare:
+    def of(cls, p_value: Array, image: Array) -> FlaggedShare:
         """Compute from p-values (n,) and the image (n,) of each."""
-        found = [clustered_share(chance <= rate / 100, image) for rate in ALARM_RATES]
-        return cls(tuple(share for share, _ in found), tuple(error for _, error in found), len(chance))
+        found = [clustered_share(p_value <= rate / 100, image) for rate in ALARM_RATES]
+        return cls(tuple(share for share, _ in found), tuple(error for _, error in found), len(p_value))
 
     def to_json(self) -> dict[str, Any]:
         """Shares and standard errors by rate, and the count."""

@@ -1,7 +1,7 @@
 """pOKS, the bounded batch-wise loss of Gaussian residual fine-tuning (paper, appendix B).
 
-The mean over objects is inside the exponential. Each keypoint therefore has the optimum of a Gaussian with constant
-variance.
+The mean over objects is inside the exponential. The optimum of each keypoint is therefore that of a Gaussian with
+constant variance.
 """
 
 from __future__ import annotations

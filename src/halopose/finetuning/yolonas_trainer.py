@@ -54,8 +54,8 @@ class PoksYoloNASLoss(YoloNASPoseLoss):  # type: ignore[misc]
     """The criterion of the framework with pOKS as keypoint regression term; other terms are unchanged.
 
     The original term is a mean of 1 - OKS over assigned cells, weighted by the scores of the assigner. pOKS uses the
-    same weights: an object has up to 13 cells, and distant cells with a score near zero would saturate an unweighted
-    mean. The object area is 0.53 of the box, as in the framework.
+    same weights. An object has up to 13 cells, and distant cells with a score near zero would saturate an unweighted
+    mean. The object area is 0.53 of the box area, as in the framework.
     """
 
     poks: PoksLoss
@@ -152,7 +152,7 @@ def tune(
         output: File for the fine-tuned checkpoint.
         work: Folder for data and states.
         settings: Settings of the fine-tuning; ``freeze`` 1 freezes the backbone, 2 also the neck.
-        device: Device.
+        device: PyTorch device, such as ``cpu`` or ``cuda:0``.
         unsafe: Allow checkpoints that contain code.
         progress: Called after every epoch.
 
@@ -196,7 +196,7 @@ def _train(
             callbacks=progress and _reporter(progress),
             **_overrides(host, layout, data, folder, settings),
             device=device,
-            workers=0 if device == "cpu" else settings.workers,  # on a CPU they would compete with the training
+            workers=0 if device == "cpu" else settings.workers,  # on a CPU, loaders would slow the training
         )
         trainer.resume_and_train()
     return _tuned_weights(host, trainer)

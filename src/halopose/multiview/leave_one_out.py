@@ -70,17 +70,17 @@ def leave_one_out(
         if not len(rows):
             continue
         found = triangulate_points(views, seen.take(rows, used[rows]), consistent=consistent, weighted=weighted)
-        good = np.isfinite(found.covariance).all((1, 2)) & (found.used.sum(1) >= others)
-        rows, place, covariance = rows[good], found.place[good], found.covariance[good]
+        solved_rows = np.isfinite(found.covariance).all((1, 2)) & (found.used.sum(1) >= others)
+        rows, place, covariance = rows[solved_rows], found.place[solved_rows], found.covariance[solved_rows]
         jacobian = view.jacobian(place)
         predicted = jacobian @ covariance @ np.swapaxes(jacobian, -1, -2) + seen.covariance[rows, number]
         residual = seen.pixels[rows, number] - view.project(place)
         parts.append((residual, predicted, np.full(len(rows), number), rows))
     if not parts:
         return None
-    residual, covariance, which, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
-    sound = np.isfinite(residual).all(1)
-    return HeldOutView(residual[sound], covariance[sound], which[sound], rows[sound])
+    residual, covariance, view_index, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
+    finite = np.isfinite(residual).all(1)
+    return HeldOutView(residual[finite], covariance[finite], view_index[finite], rows[finite])
 
 
 def worse_camera(

@@ -24,8 +24,8 @@ def epipolar_distance(
     With rays x and y, e = y' E x is zero for one point, and its variance follows from both covariances. The result
     is chi-square with one degree of freedom if both detections show the same person.
     """
-    turn = second.rotation @ first.rotation.T
-    essential = skew(second.rotation @ (first.position - second.position)) @ turn
+    relative_rotation = second.rotation @ first.rotation.T
+    essential = skew(second.rotation @ (first.position - second.position)) @ relative_rotation
     rays = [_rays(view, poses) for view, poses in ((first, one), (second, other))]
     (x, spread_x), (y, spread_y) = rays
     line_y = x @ essential.T  # (N, K, 3): epipolar lines of y
@@ -57,9 +57,9 @@ def likeness(first: CalibratedView, second: CalibratedView, one: PoseDistributio
         return np.zeros((len(one), len(other)))
     distance = epipolar_distance(first, second, one, other)
     both = np.asarray(one.keep)[:, None] & np.asarray(other.keep)[None] & np.isfinite(distance)
-    close = np.where(both, 1 / (1 + np.nan_to_num(distance) / _TAIL), 0.0)
+    closeness = np.where(both, 1 / (1 + np.nan_to_num(distance) / _TAIL), 0.0)
     count = both.sum(-1)
-    return np.where(count >= _FEWEST, close.sum(-1) / np.maximum(count, 1), 0.0)
+    return np.where(count >= _FEWEST, closeness.sum(-1) / np.maximum(count, 1), 0.0)
 
 
 def group_people(views: Sequence[CalibratedView], poses: Sequence[PoseDistributions], least: float = LIKENESS) -> Array:
@@ -86,15 +86,15 @@ def group_people(views: Sequence[CalibratedView], poses: Sequence[PoseDistributi
     alike = alike + alike.T
     view_of = np.repeat(np.arange(len(views)), np.diff(start))
     groups = {n: [n] for n in range(total)}
-    home = np.arange(total)
+    group_of = np.arange(total)
     pairs = [(int(a), int(b)) for a, b in np.argwhere(np.triu(alike) >= least)]
     for a, b in sorted(pairs, key=lambda pair: -alike[pair]):
-        one, other = groups[int(home[a])], groups[int(home[b])]
-        apart = set(view_of[one].tolist()).isdisjoint(view_of[other].tolist())
-        if one is not other and apart and alike[np.ix_(one, other)].mean() >= least:
-            groups[int(home[a])] = one + other
-            merged = int(home[b])
-            home[other] = home[a]
+        one, other = groups[int(group_of[a])], groups[int(group_of[b])]
+        disjoint = set(view_of[one].tolist()).isdisjoint(view_of[other].tolist())
+        if one is not other and disjoint and alike[np.ix_(one, other)].mean() >= least:
+            groups[int(group_of[a])] = one + other
+            merged = int(group_of[b])
+            group_of[other] = group_of[a]
             del groups[merged]
     people = [members for members in groups.values() if len(members) > 1]
     result = np.full((len(people), len(views)), -1, dtype=np.int64)

@@ -104,11 +104,11 @@ def read_calibration(path: Path, unit: str | None = None) -> list[CalibratedView
         raise HaloposeError(f"{path} has more than {_LARGEST_FILE} bytes, which no calibration needs: check the file")
     try:
         if name.endswith(".toml"):
-            views, usual = _toml(path), "m"
+            views, default_unit = _toml(path), "m"
         elif name.endswith((".qca.txt", ".qca")):
-            views, usual = _qualisys(path), "mm"
+            views, default_unit = _qualisys(path), "mm"
         elif name.endswith((".yml", ".yaml", ".xml")):
-            views, usual = _opencv(path), "m"
+            views, default_unit = _opencv(path), "m"
         else:
             raise HaloposeError(
                 f"{path} has an unknown file extension: use .toml, .qca.txt, or OpenCV's .yml, .yaml or .xml"
@@ -129,7 +129,7 @@ def read_calibration(path: Path, unit: str | None = None) -> list[CalibratedView
             )
     if len(views) < 2:
         raise HaloposeError(f"{path} has {len(views)} cameras: triangulation needs at least two")
-    scale = _UNITS[unit or usual]
+    scale = _UNITS[unit or default_unit]
     return [CalibratedView(view.name, view.camera, view.rotation, view.position * scale) for view in views]
 
 

@@ -177,9 +177,9 @@ def gather(
         for number, members in enumerate(group_people(views, poses, settings.likeness)):
             rows.append(_rows(poses, members, frame, number, len(layout)))
     if not rows:
-        nothing = np.zeros((0, len(views)))
-        empty = ViewObservations(np.zeros((0, len(views), 2)), np.zeros((0, len(views), 2, 2)), nothing.astype(bool))
-        return SceneObservations(empty, np.zeros(0), np.zeros(0), np.zeros(0), nothing)
+        no_scores = np.zeros((0, len(views)))
+        empty = ViewObservations(np.zeros((0, len(views), 2)), np.zeros((0, len(views), 2, 2)), no_scores.astype(bool))
+        return SceneObservations(empty, np.zeros(0), np.zeros(0), np.zeros(0), no_scores)
     pixels, covariance, scale, nu, used, scores, where = (np.concatenate(part) for part in zip(*rows, strict=True))
     tails = None if np.isinf(nu).all() else nu
     seen = ViewObservations(pixels, covariance, used.astype(bool), scale, tails)
@@ -220,12 +220,12 @@ def _link(gathered: SceneObservations, points: Points, count: int, rate: float, 
                 moved = np.linalg.norm(place[row] - place[track[-1]], axis=-1)
                 if np.isfinite(moved).sum() >= 3:
                     apart[i, j] = np.nanmedian(moved)
-        taken = set()
+        assigned = set()
         for i, j in zip(*linear_sum_assignment(apart), strict=True):
             if apart[i, j] < _NEAR:
                 recent[i].append(int(rows[j]))
-                taken.add(int(rows[j]))
-        tracks += [[int(row)] for row in rows if int(row) not in taken]
+                assigned.add(int(rows[j]))
+        tracks += [[int(row)] for row in rows if int(row) not in assigned]
     kept = [np.array(track) for track in tracks if len(track) >= confirm]
     return [Person(number, frame[t], place[t], covariance[t], views[t], cost[t]) for number, t in enumerate(kept, 1)]
 
@@ -258,10 +258,10 @@ def _measured(person: Person, rate: float) -> MeasurementSeries:
     count = person.place.shape[1]
     seen, factor = np.zeros((length, count, 3)), np.tile(np.eye(3), (length, count, 1, 1))
     used: Mask = np.zeros((length, count), dtype=bool)
-    good = np.asarray(np.isfinite(person.place).all(-1) & np.isfinite(person.covariance).all((-1, -2)))
-    seen[at] = np.where(good[..., None], person.place, 0.0)
-    factor[at] = np.linalg.cholesky(np.where(good[..., None, None], person.covariance, np.eye(3)))
-    used[at] = good
-    extent = np.nanstd(np.where(good[..., None], person.place, np.nan), axis=1)
-    size = 2 * float(np.nanmedian(np.linalg.norm(extent, axis=-1)))
+    finite = np.asarray(np.isfinite(person.place).all(-1) & np.isfinite(person.covariance).all((-1, -2)))
+    seen[at] = np.where(finite[..., None], person.place, 0.0)
+    factor[at] = np.linalg.cholesky(np.where(finite[..., None, None], person.covariance, np.eye(3)))
+    used[at] = finite
+    spread_xyz = np.nanstd(np.where(finite[..., None], person.place, np.nan), axis=1)
+    size = 2 * float(np.nanmedian(np.linalg.norm(spread_xyz, axis=-1)))
     return MeasurementSeries(seen, factor, used, None, size, 1 / rate)

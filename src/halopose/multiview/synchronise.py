@@ -74,9 +74,9 @@ def estimate_offsets(
             f"cannot estimate offsets up to {reach} frames: there is too little motion, or the offsets are larger; "
             "give the offsets as numbers"
         )
-    solved, *_ = np.linalg.lstsq(table * weight[:, None], np.array(lags) * weight, rcond=None)
-    left = table @ solved - np.array(lags)
-    return Offsets(np.concatenate([[0.0], solved]), float(np.sqrt(np.average(left**2, weights=weight**2))))
+    solution, *_ = np.linalg.lstsq(table * weight[:, None], np.array(lags) * weight, rcond=None)
+    residual = table @ solution - np.array(lags)
+    return Offsets(np.concatenate([[0.0], solution]), float(np.sqrt(np.average(residual**2, weights=weight**2))))
 
 
 def _lag(
@@ -90,8 +90,8 @@ def _lag(
 
     A minimum is clear if it does not lie at the largest offset and is well below the median cost.
     """
-    busy = [(frame, poses) for frame, poses in enumerate(one) if len(poses)]
-    costs = [_costs(first, second, busy, other, lag) for lag in range(-reach, reach + 1)]
+    with_poses = [(frame, poses) for frame, poses in enumerate(one) if len(poses)]
+    costs = [_costs(first, second, with_poses, other, lag) for lag in range(-reach, reach + 1)]
     mean = np.array([part.mean() if len(part) else np.inf for part in costs])
     best = int(mean.argmin())
     if best in (0, 2 * reach) or not np.isfinite(mean[best - 1 : best + 2]).all():
@@ -120,10 +120,10 @@ def _costs(
         if not 0 <= frame + lag < len(other) or not len(other[frame + lag]):
             continue
         b = other[frame + lag]
-        apart = epipolar_distance(first, second, a, b)
-        both = np.asarray(a.keep)[:, None] & np.asarray(b.keep)[None] & np.isfinite(apart)
-        distance = np.where(both, np.log1p(np.nan_to_num(apart) / _TAIL), 0.0)
-        shared = both.sum(-1)
+        distance_sq = epipolar_distance(first, second, a, b)
+        shared_keypoints = np.asarray(a.keep)[:, None] & np.asarray(b.keep)[None] & np.isfinite(distance_sq)
+        distance = np.where(shared_keypoints, np.log1p(np.nan_to_num(distance_sq) / _TAIL), 0.0)
+        shared = shared_keypoints.sum(-1)
         mean = np.where(shared >= _FEWEST, distance.sum(-1) / np.maximum(shared, 1), 10.0)
         best = mean[linear_sum_assignment(mean)]
         costs.append(best[best < 10.0].min(initial=10.0))

@@ -92,28 +92,28 @@ def triangulate_points(
     for _ in range(len(views) - 2):
         with np.errstate(invalid="ignore"):
             limit = chi2.ppf(consistent, np.maximum(found.dof, 1))
-            bad = np.flatnonzero((found.cost > limit) & (found.used.sum(1) > 2))
-        if not len(bad):
+            failed = np.flatnonzero((found.cost > limit) & (found.used.sum(1) > 2))
+        if not len(failed):
             break
-        found = _without_worst(views, seen, found, bad, weighted)
+        found = _without_worst(views, seen, found, failed, weighted)
     return Points(found.place, found.covariance, found.cost, found.used, given)
 
 
 def _without_worst(
-    views: Sequence[CalibratedView], seen: ViewObservations, found: Points, bad: Array, weighted: bool
+    views: Sequence[CalibratedView], seen: ViewObservations, found: Points, failed: Array, weighted: bool
 ) -> Points:
-    """Solve the points ``bad`` again without the view whose removal lowers the chi-square most."""
+    """Solve the points ``failed`` again without the view whose removal lowers the chi-square most."""
     count = len(views)
-    tried = np.repeat(bad, count)
-    used = np.repeat(found.used[bad], count, axis=0)
-    used[np.arange(len(tried)), np.tile(np.arange(count), len(bad))] = False
-    trial = _solve(views, seen.take(tried, used), weighted)
-    removed = found.used[bad]
+    trial_rows = np.repeat(failed, count)
+    used = np.repeat(found.used[failed], count, axis=0)
+    used[np.arange(len(trial_rows)), np.tile(np.arange(count), len(failed))] = False
+    trial = _solve(views, seen.take(trial_rows, used), weighted)
+    removed = found.used[failed]
     cost = np.where(removed, np.nan_to_num(trial.cost, nan=np.inf).reshape(-1, count), np.inf)
-    best = np.arange(len(bad)) * count + cost.argmin(1)
+    best = np.arange(len(failed)) * count + cost.argmin(1)
     result = [part.copy() for part in (found.place, found.covariance, found.cost, found.used)]
     for part, new in zip(result, (trial.place, trial.covariance, trial.cost, trial.used), strict=True):
-        part[bad] = new[best]
+        part[failed] = new[best]
     return Points(result[0], result[1], result[2], result[3].astype(bool), found.given)
 
 
@@ -170,25 +170,29 @@ class _ReprojectionDistribution:
     def linearise(self, views: Sequence[CalibratedView], place: Array) -> tuple[Array, Array, Array]:
         """Cost (N,), normal matrix (N, 3, 3) and gradient term (N, 3) at points (N, 3)."""
         residual, jacobian = self._residuals(views, place)
-        forced = self.inverse @ residual[..., None]
-        distance = (residual[..., None, :] @ forced)[..., 0, 0]
+        weighted_residual = self.inverse @ residual[..., None]
+        distance = (residual[..., None, :] @ weighted_residual)[..., 0, 0]
         cost, weight = distance, np.ones_like(distance)
         if self.nu is not None:
             cost = (self.nu + 2) * np.log1p(distance / self.nu)
             weight = (self.nu + 2) / (self.nu + distance)
-        turned = np.swapaxes(jacobian, -1, -2) * weight[..., None, None]
-        return cost.sum(1), (turned @ self.inverse @ jacobian).sum(1), (turned @ forced)[..., 0].sum(1)
+        jacobian_t = np.swapaxes(jacobian, -1, -2) * weight[..., None, None]
+        return (
+            cost.sum(1),
+            (jacobian_t @ self.inverse @ jacobian).sum(1),
+            (jacobian_t @ weighted_residual)[..., 0].sum(1),
+        )
 
     def spread(self, views: Sequence[CalibratedView], place: Array) -> tuple[Array, Array]:
         """Covariances (N, 3, 3) from the covariances of the observations, and chi-squares (N,)."""
         residual, jacobian = self._residuals(views, place)
         squared = np.einsum("nvi,nvij,nvj->n", residual, self.moments, residual)
-        turned = np.swapaxes(jacobian, -1, -2)
+        jacobian_t = np.swapaxes(jacobian, -1, -2)
         if self.weighted:
-            return scaled_inverse((turned @ self.moments @ jacobian).sum(1)), squared
-        inner = scaled_inverse((turned @ self.inverse @ jacobian).sum(1))
-        moved = inner[:, None] @ turned @ self.inverse
-        return (moved @ self.seen.covariance @ np.swapaxes(moved, -1, -2)).sum(1), squared
+            return scaled_inverse((jacobian_t @ self.moments @ jacobian).sum(1)), squared
+        inner = scaled_inverse((jacobian_t @ self.inverse @ jacobian).sum(1))
+        gain_matrix = inner[:, None] @ jacobian_t @ self.inverse
+        return (gain_matrix @ self.seen.covariance @ np.swapaxes(gain_matrix, -1, -2)).sum(1), squared
 
     def _residuals(self, views: Sequence[CalibratedView], place: Array) -> tuple[Array, Array]:
         """Residuals (N, V, 2) and Jacobians (N, V, 2, 3), zero where a view is not used."""
@@ -212,13 +216,13 @@ def _linear(views: Sequence[CalibratedView], seen: ViewObservations, distributio
             row = np.concatenate([direction, (direction @ view.position)[:, None]], axis=1)
             rows.append(np.where(seen.used[:, n, None], row * weight[:, None], 0.0))
     table = np.nan_to_num(np.stack(rows, axis=1))
-    first = _solve_each(
+    estimate = _solve_each(
         np.einsum("nri,nrj->nij", table[..., :3], table[..., :3]),
         np.einsum("nri,nr->ni", table[..., :3], table[..., 3]),
     )
     # Solve again with each row divided by its depth: rows are then in pixels, and near cameras get no extra weight.
     for n, view in enumerate(views):
-        depth = to_camera(view.rotation, view.position, first[:, None])[:, 0, 2]
+        depth = to_camera(view.rotation, view.position, estimate[:, None])[:, 0, 2]
         table[:, 2 * n : 2 * n + 2] *= (view.camera.fx / np.where(np.abs(depth) > 1e-9, depth, 1.0))[:, None, None]
     table = np.nan_to_num(table)
     return _solve_each(

@@ -17,7 +17,7 @@ from halopose.types import Progress, named
 
 
 @dataclass(frozen=True)
-class DetectionSettings:
+class InferenceSettings:
     """How images are run through the model.
 
     Attributes:
@@ -51,7 +51,7 @@ def evaluate_dataset(
     dataset: Dataset,
     output: Path | str,
     protocol: Protocol,
-    settings: DetectionSettings | None = None,
+    settings: InferenceSettings | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> DatasetEvaluation | None:
@@ -71,7 +71,7 @@ def evaluate_dataset(
     Returns:
         The scores; None in all processes of torchrun but the first.
     """
-    settings, folder = settings or DetectionSettings(), Path(output)
+    settings, folder = settings or InferenceSettings(), Path(output)
     host = model.host
     group, pool = ProcessGroup.joined(host.device), WorkerPool.of_machine(host.device, workers)
     batch = settings.batch or batch_for(host.device)

@@ -17,7 +17,7 @@ from halopose.prediction.predictor import check_options, checked_family, with_or
 
 
 class DeployedPose:
-    """A model that ``halopose export`` wrote, run by ONNX Runtime; images run one by one, whatever the batch."""
+    """A model that ``halopose export`` wrote, run by ONNX Runtime. Images run one by one for any batch size."""
 
     def __init__(self, deployed: Deployed, family: Family = DEFAULT_FAMILY) -> None:
         self.deployed, self.family = deployed, checked_family(family)

@@ -43,13 +43,13 @@ MOST_FOLDERS = 10_000  # numbered output folders
 
 @dataclass(frozen=True)
 class PictureSettings:
-    """What annotated pictures show.
+    """Content of annotated pictures.
 
     Attributes:
         probability: Probability of the ellipses.
         pruned: Draw pruned keypoints as well.
         boxes: Draw boxes and scores.
-        legend: Explain the colours.
+        legend: Draw a legend of the colours.
     """
 
     probability: float = 0.95
@@ -60,13 +60,13 @@ class PictureSettings:
 
 @dataclass(frozen=True)
 class PredictSettings:
-    """How files are predicted.
+    """Settings of prediction over files.
 
     Attributes:
         conf: Lowest score of a detection.
         iou: Overlap of boxes above which non-maximum suppression removes the weaker one.
         imgsz: Input size in pixels; None: the model's.
-        pictures: What annotated pictures and films show; None: none are written.
+        pictures: Content of annotated pictures and films; None: none are written.
         joint: Write the joint degrees of freedom and correlations of keypoints as well.
         alarm: False-alarm rate at which detections and images are flagged as out of distribution; None: not flagged.
         monitor: False-alarm probability of the calibration monitor over the whole run; None: no monitor.
@@ -105,13 +105,13 @@ class PredictSettings:
 
 @dataclass(frozen=True)
 class PredictedFiles:
-    """What a run over files has written.
+    """Result of a run over files.
 
     Attributes:
         folder: The folder with predictions.json and the pictures.
         sources: Number of images, films and streams that were given.
         done: Number of them that were predicted.
-        skipped: One line for each that could not be read or predicted.
+        skipped: One line for each source that could not be read or predicted.
         images: Number of images and frames that this run predicted.
         speed: Mean milliseconds per image for reading, model, uncertainty, and drawing with writing. They overlap.
         monitor: State of the calibration monitor after the last image, if there was one.
@@ -137,8 +137,8 @@ def predict_files(
 ) -> PredictedFiles:
     """Predict images, films and streams: annotated copies, and predictions.json in COCO results format.
 
-    Files that cannot be read are logged and skipped. A stopped run is resumed by the same call. A folder that holds
-    an earlier run is left alone: the results go to ``folder2``, ``folder3`` and so on.
+    Files that cannot be read are logged and skipped. The same call resumes a stopped run. A folder with an earlier run
+    is not changed: the results are written to ``folder2``, ``folder3`` and so on.
 
     Args:
         model: The predictor.
@@ -196,7 +196,7 @@ def _free_folder(folder: Path, exist_ok: bool, key: Any, states: dict[str, Any])
         return folder, True
     for number in count(1):
         target = folder if number == 1 else folder.with_name(f"{folder.resolve().name}{number}")
-        if folder.name in ("", "..") and number > 1:  # the current or the parent folder, which has no name of its own
+        if folder.name in ("", "..") and number > 1:  # the current or the parent folder: resolve its name
             target = folder.resolve().with_name(f"{folder.resolve().name}{number}")
         state = run_state(target, key, states)
         if state != "other":
@@ -453,7 +453,7 @@ class _Run:
 
 
 def _each_image(sources: Iterable[Source]) -> Iterator[tuple[Source, NamedImage | _UnusableSource]]:
-    """Yield each source with its image, or with the reason why it cannot be read."""
+    """Yield each source with its image, or with the error if it cannot be read."""
     for source in sources:
         try:
             yield from ((source, image) for image in _read(source))
@@ -462,7 +462,7 @@ def _each_image(sources: Iterable[Source]) -> Iterator[tuple[Source, NamedImage 
 
 
 def _read(source: Source, stride: int = 1) -> Iterator[NamedImage]:
-    """Yield the images of a source; errors of reading concern this source alone."""
+    """Yield the images of a source; an error of reading becomes ``_UnusableSource``."""
     images = source.images(stride)
     while True:
         try:
@@ -477,7 +477,7 @@ def _read(source: Source, stride: int = 1) -> Iterator[NamedImage]:
 def chosen_detections(
     poses: PoseDistributions, classes: tuple[int, ...] | None, max_det: int | None
 ) -> PoseDistributions:
-    """Keep detections of some classes, and at most so many of them, the most confident first.
+    """Keep the detections of some classes, up to a largest number, by descending score.
 
     Args:
         poses: Detections of one image.

@@ -83,7 +83,7 @@ def check_options(conf: Any, iou: Any, imgsz: Any, batch: Any) -> None:
 
 
 def checked_family(family: str) -> Family:
-    """Return the output distribution of a name, or refuse an unknown name."""
+    """Return the name of an output distribution if it is known, else raise ``HaloposeError``."""
     for known in FAMILIES:
         if family == known:
             return known
@@ -91,11 +91,11 @@ def checked_family(family: str) -> Family:
 
 
 def with_origin(poses: PoseDistributions, image: NamedImage, read_ms: float) -> PoseDistributions:
-    """Return the poses with the name, file and reader of their image; pixels that a file has are not held.
+    """Add the name, file and reader of the image to poses. Pixels that can be read again are not stored.
 
     Args:
         poses: Poses whose origin has the layout and the speed of the model.
-        image: The image they were predicted for.
+        image: The image that the poses were predicted for.
         read_ms: Duration of reading it in milliseconds.
     """
     origin = poses.origin or Origin()

@@ -1,4 +1,4 @@
-"""The calibration monitor of a predictor: one p-value of an image, or of a frame of a film in every second."""
+"""Calibration monitor of a predictor, fed with one p-value per image, or per second of a film."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import Predictor
 
-USUAL_RATE = 25.0  # frames per second of a film that does not state it
+DEFAULT_RATE = 25.0  # frames per second of a film without a stated rate
 
 log = logging.getLogger(__name__)
 
 
 class StreamMonitor:
-    """Watch whether images still look like those of the calibration.
+    """Detect when images no longer resemble the calibration images.
 
-    Frames of a film resemble each other, which the test does not allow: of a film, one frame in a second counts.
+    The test assumes independent images, so only one frame per second of a film is used.
 
     Args:
         model: The predictor; it needs an out-of-distribution model.
@@ -43,12 +43,12 @@ class StreamMonitor:
         return self._monitor.state
 
     def update(self, poses: PoseDistributions, name: str, film: str | None = None, rate: float | None = None) -> bool:
-        """Take the poses of the next image.
+        """Process the poses of the next image.
 
         Args:
             poses: Poses with ``image_novelty``.
             name: Name of the image in the message.
-            film: Name of the film that it is a frame of, if any.
+            film: Name of the film, if the image is a frame of one.
             rate: Frames per second of the film, if known.
 
         Returns:
@@ -68,11 +68,11 @@ class StreamMonitor:
         return True
 
     def _too_close(self, film: str | None, rate: float | None) -> bool:
-        """Whether a frame follows the last one of its film that counted by less than a second."""
+        """Whether less than a second has passed since the last used frame of the film."""
         if film is None:
             return False
         if film != self._film:
             self._film, self._since = film, 0
         place = self._since
         self._since += 1
-        return place % max(round(rate or USUAL_RATE), 1) != 0
+        return place % max(round(rate or DEFAULT_RATE), 1) != 0

@@ -42,17 +42,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrackFileSettings:
-    """How films are tracked.
+    """Settings of tracking over films.
 
     Attributes:
         tracker: Thresholds of the tracker.
         conf: Lowest score of a detection.
         iou: Overlap of boxes above which non-maximum suppression removes the weaker one.
         imgsz: Input size in pixels; None: the model's.
-        rate: Frames per second; None: what the film states.
+        rate: Frames per second; None: that of the film.
         probability: Probability of the drawn ellipses.
         camera_motion: Estimate the motion of the camera from the background.
-        causal: Use nothing of later frames, as a camera must.
+        causal: Use no later frames, as for a camera.
         pictures: Write the annotated film.
         classes: Classes to keep, counted from 0; None: all.
         max_det: Largest number of detections per frame; None: no limit but the model's.
@@ -81,17 +81,17 @@ class TrackFileSettings:
 
 @dataclass
 class TrackedFilm:
-    """What tracking a film has found and written.
+    """Result of tracking a film.
 
     Attributes:
         name: Name of the film.
         frames: Number of frames.
         identities: Numbers of the objects.
-        observed: Number of keypoints that were measured.
+        observed: Number of keypoints with a detection.
         keypoints: Number of keypoints of all tracks in all frames.
         motion: Motion and error model; None without a track.
-        causal: Whether nothing of later frames was used.
-        written: The files.
+        causal: Whether no later frames were used.
+        written: The files that were written.
         speed: Mean milliseconds per frame for reading, model, uncertainty, and drawing with writing; they overlap.
     """
 
@@ -117,10 +117,10 @@ class TrackedFilm:
         text = f"{len(self.identities)} tracks in {self.frames} frames; {bridged:.0%} of their keypoints bridged"
         if self.motion is None:
             return text
-        motion, how = self.motion, "assumed" if self.causal else "learnt"
-        lasting = f"{float(motion.share):.0%} of the errors' variance lasts, for {float(motion.memory):.2g} s"
+        motion, how = self.motion, "assumed motion model" if self.causal else "fitted motion model"
+        correlated = f"{float(motion.share):.0%} of the error variance correlated over {float(motion.memory):.2g} s"
         low, high = motion.acceleration.min(), motion.acceleration.max()
-        return f"{text}\n{how}: {lasting}; accelerations {low:.2g} to {high:.2g} sizes / s^1.5"
+        return f"{text}\n{how}: {correlated}; accelerations {low:.2g} to {high:.2g} sizes / s^1.5"
 
 
 def track_files(
@@ -132,14 +132,14 @@ def track_files(
 ) -> list[TrackedFilm]:
     """Track the objects of films, a camera or a stream.
 
-    A film is tracked twice, so that every frame profits from later ones. A camera, a stream or a film at an address
-    is tracked once and causally; Ctrl-C or closing the window ends it.
+    A film is read twice, so that the estimates of a frame use later frames. A camera, a stream or a film at an address
+    is read once and tracked causally, until Ctrl-C or until the window is closed.
 
     Args:
         model: The predictor, with the Student-t.
         source: A film, a folder or pattern of films, the number of a camera, or an address.
-        folder: Output folder; several films have a folder each in it.
-        settings: How to predict, track and draw.
+        folder: Output folder; of several films, each has a subfolder.
+        settings: Settings of prediction, tracking and drawing.
         progress: Returns a context manager that gives the progress callback.
 
     Raises:
@@ -164,10 +164,10 @@ def check_track_outputs(source: str | Path, folder: Path | str, settings: TrackF
 
 
 def _films(source: str | Path, folder: Path) -> list[tuple[Source, Path]]:
-    """Films of a source, each with its output folder: several films have a folder each."""
+    """Films of a source, each with its output folder: of several films, each has a subfolder."""
     films = [each for each in find_sources([str(source)]) if each.is_film]
     if not films:
-        raise HaloposeError(f"{source} is no film: give a film, a folder of films, a camera or an address")
+        raise HaloposeError(f"{source} is not a film: give a film, a folder of films, a camera or an address")
     return [(film, folder if len(films) == 1 else folder / film.name) for film in films]
 
 
@@ -179,17 +179,17 @@ def track_predictions(
     Args:
         path: The predictions of one film, whose file names end in the numbers of the frames.
         folder: Output folder.
-        settings: How to track; nothing is drawn.
-        progress: Called with what is being done, how much of it is done, and of how much.
+        settings: Settings of tracking; nothing is drawn.
+        progress: Called with the name of the step, the number of frames done and their total.
 
     Raises:
-        HaloposeError: It holds no frames of a film or those of several, or no object is found.
+        HaloposeError: The file contains no frames or frames of several films, or no object is found.
     """
     settings, path = settings or TrackFileSettings(), Path(path)
     written = _outputs(Path(folder), path, None)
     frames, layout, known_rate = read_frames(path)
     if settings.rate is None and known_rate is None:
-        log.info("the json does not say how fast the film is: 25 frames a second, or give --rate")
+        log.info("the json does not state the frame rate: using 25 frames/s; give --rate if it differs")
     rate = settings.rate or known_rate or 25.0
     follow = track_live_windows if settings.causal else track_windows
     windows = follow(frames, layout, rate=rate, settings=settings.tracker, window=WINDOW)
@@ -210,7 +210,7 @@ def read_frames(path: Path) -> tuple[list[PoseDistributions], Keypoints, float |
     poses = parse_predictions(path, content, None)
     films = by_film(path, content, poses)
     if len(films) > 1:
-        raise HaloposeError(f"{path} holds {len(films)} films: track one at a time, give the film itself")
+        raise HaloposeError(f"{path} has frames of {len(films)} films: predict and track each film separately")
     return next(iter(films.values())), Keypoints.of(poses.keypoint_count), frame_rate(path, content)
 
 
@@ -218,7 +218,7 @@ def _outputs(folder: Path, source: Path | None, drawn: Path | None) -> tuple[Pat
     """Files that will be written; none may be the source."""
     written = tuple(path for path in (drawn, folder / "tracks.json", folder / "tracks.csv") if path)
     if source is not None and source.resolve() in [path.resolve() for path in written]:
-        raise HaloposeError(f"what is written would take the place of {source}: choose another --output")
+        raise HaloposeError(f"an output file would replace the source {source}: choose another --output")
     return written
 
 
@@ -271,7 +271,7 @@ class _TrackRun:
         with closing(self._predicted()) as predicted, self.progress() as step:
             rate = settings.rate
             first: list[tuple[NamedImage, PoseDistributions]] = []
-            if rate is None:  # a tracker needs to know how much time passes between frames
+            if rate is None:  # the tracker needs the time between frames
                 rate, first = _measured_rate(predicted, self.source.is_endless)
 
             def frames() -> Iterator[PoseDistributions]:
@@ -375,7 +375,7 @@ class _TrackRun:
 def _measured_rate(
     predicted: Iterator[tuple[NamedImage, PoseDistributions]], endless: bool
 ) -> tuple[float, list[tuple[NamedImage, PoseDistributions]]]:
-    """Frames per second: what a film states, or the pace of the first frames; and the frames taken to find it."""
+    """Frame rate of a source, stated or measured, and the frames that were read to find it."""
     first, began = [], 0.0
     for image, poses in predicted:
         began = began or time.monotonic()
@@ -384,14 +384,14 @@ def _measured_rate(
             return image.rate or 25.0, first
         if len(first) >= FRAMES_TO_MEASURE:
             break
-    lasted = time.monotonic() - began
+    duration = time.monotonic() - began
     stated = first[0][0].rate if first else None
-    pace = (len(first) - 1) / lasted if len(first) > 1 and lasted > 0 else 25.0
-    return min(stated or pace, max(pace, 0.1)), first
+    measured_rate = (len(first) - 1) / duration if len(first) > 1 and duration > 0 else 25.0
+    return min(stated or measured_rate, max(measured_rate, 0.1)), first
 
 
 def _popped(waiting: deque[NamedImage]) -> Iterator[NamedImage]:
-    """Images in the order in which they were appended, which another iterator does meanwhile."""
+    """Remove and yield images in order, while another iterator appends."""
     while waiting:
         yield waiting.popleft()
 

@@ -1,6 +1,6 @@
 """A PyTorch pose model with uncertainty heads.
 
-Boxes, scores and keypoints are those of the base model, bit for bit, in pixels of the original image.
+Boxes, scores and keypoints are bit-identical to those of the base model, in pixels of the original image.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class UncertainPose:
                 "this artifact has no out-of-distribution model, which --widen needs: add one with `halopose novelty`"
             )
         self.host, self.artifact = host, artifact
-        # Channels-last weights are in the order of the window products; others are copied in every prediction.
+        # Channels-last weights match the layout of the feature windows; others would be copied in every prediction.
         self.heads = artifact.heads.to(host.device).eval()
         self.heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.family = checked_family(family)
@@ -99,7 +99,7 @@ class UncertainPose:
 
         Args:
             base: Path of a checkpoint, a model, a host, a name that ``halopose models`` lists, or an exported
-                folder. A folder runs in ONNX Runtime and takes no other option than the next two.
+                folder. A folder runs in ONNX Runtime and accepts only ``family`` and ``visibility_threshold``.
             artifact: Path of the artifact, the artifact itself, or a name; default: the shipped heads.
             family: Default distribution, "student-t" or "gaussian". ``covariance`` is the same under either.
             visibility_threshold: Prune keypoints of lower visibility, instead of below the artifact's own
@@ -122,7 +122,7 @@ class UncertainPose:
             ignored = [name for name, used in given.items() if used]
             if ignored:
                 raise HaloposeError(
-                    f"{base} is an exported folder, which has no use for {', '.join(ignored)}: leave that out, "
+                    f"{base} is an exported folder, which does not support {', '.join(ignored)}: leave them out, "
                     "or load the model it was exported from"
                 )
             return DeployedPose(Deployed(base, visibility=visibility_threshold), family)
@@ -196,7 +196,7 @@ class UncertainPose:
         return None if self.novelty is None else len(self.novelty.known_images)
 
     def identity(self) -> list[Any]:
-        """Everything that predictions depend on, as JSON content; it tells models apart."""
+        """Everything that predictions depend on, as JSON content; it differs between models."""
         return [self.artifact.base, self.widen, self.host.half, self.artifact.digest]
 
     def predict(
@@ -240,7 +240,7 @@ class UncertainPose:
     ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
         """Yield images and their poses one by one, for films and streams that do not fit in memory.
 
-        Args: those of ``predict``. Images of one shape in a batch run together.
+        The arguments are those of ``predict``. Images of one shape in a batch run together.
         """
         check_options(conf, iou, imgsz, batch)
         distribution = self.family if family is None else checked_family(family)
@@ -271,7 +271,7 @@ class UncertainPose:
         batch, letterboxes = self.host.preprocess(images, imgsz or self.imgsz, rectangular=True)
         output = self.host.forward(batch)
         selections = self.host.select(output, conf=conf, iou=iou, letterboxes=letterboxes)
-        found = time.perf_counter()  # non-maximum suppression has waited for the device
+        found = time.perf_counter()  # non-maximum suppression has synchronised the device
         counts = [len(selection.scores) for selection in selections]
         cells = torch.cat([each.cell for each in selections])
         numbers = torch.cat([torch.full_like(each.cell, number) for number, each in enumerate(selections)])

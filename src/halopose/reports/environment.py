@@ -1,4 +1,4 @@
-"""What is installed on this machine, and what is missing for what: the content of ``halopose doctor``."""
+"""Installed packages, models and devices, with advice on problems: the content of ``halopose doctor``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.install_advice import install_command
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "ultralytics", "libreyolo", "onnxruntime", "halopose-models")
-# Modules of each extra, and what it is for.
+# Modules and use of each extra.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "ultralytics": (("ultralytics",), "YOLOv8, YOLO11, YOLO12 and YOLO26 (AGPL-3.0)"),
     "models": (("halopose_models",), "the shipped heads and runway detectors (AGPL-3.0)"),
@@ -39,7 +39,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
 
 @dataclass(frozen=True)
 class ExtraStatus:
-    """An extra of the package: what it is for, and the modules that are missing."""
+    """An extra of the package: its use, and the modules that are missing."""
 
     name: str
     use: str
@@ -48,7 +48,7 @@ class ExtraStatus:
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """A named model: what it is for, its base model and artifact with licence, or why it cannot be loaded."""
+    """A named model: its use, the state of its base model and artifact, and whether both are installed."""
 
     name: str
     use: str
@@ -58,7 +58,7 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class Environment:
-    """What is installed, and what to do about problems.
+    """The installation, and problems with advice.
 
     Attributes:
         versions: Version by package; "missing" where it is not installed.
@@ -82,7 +82,7 @@ class Environment:
 
 
 def check_environment() -> Environment:
-    """Look at packages, devices, weights and display; nothing is downloaded."""
+    """Check packages, devices, weights and display. Nothing is downloaded."""
     versions = {"halopose": __version__, "python": platform.python_version()}
     versions |= {name: _version(name) for name in PACKAGES}
     models = tuple(_model(model.name) for model in model_zoo.named_models())
@@ -140,7 +140,7 @@ def _display() -> str:
 
 
 def _model(name: str) -> ModelStatus:
-    """Whether the files of a named model are here; a checkpoint that would be downloaded counts as missing."""
+    """Whether the files of a named model are installed. A checkpoint that would be downloaded counts as missing."""
     model = next(each for each in model_zoo.named_models() if each.name == name)
     try:
         artifact = model.artifact()

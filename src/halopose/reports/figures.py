@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
 FIGURE_SUFFIXES = (".pdf", ".svg", ".png", ".eps")
 Distribution = Literal["uncalibrated", "gaussian", "student-t"]
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")  # told apart by everyone
+# Distinguishable with colour vision deficiency.
+_COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+    "#000000",
+)
 _DASHES = ("-", "--", "-.", ":")
 _TITLES = {"uncalibrated": "as given"}
 
@@ -40,7 +49,7 @@ def read_scores(path: Path | str) -> Scores:
     """Read metrics.json, or the metrics.json of a report folder.
 
     Raises:
-        HaloposeError: It is no such file.
+        HaloposeError: The file is missing or has other content.
     """
     path = Path(path)
     path = path / "metrics.json" if path.is_dir() else path
@@ -57,12 +66,12 @@ def draw_figure(
 ) -> None:
     """Write a figure of three panels: coverage, variances and quantiles.
 
-    One run is drawn with all three distributions. Several runs are compared in one of them.
+    One run is drawn with all three distributions, several runs with one.
 
     Args:
         runs: Scores by the name of the run in the legend.
         path: File to write; the suffix chooses the format: .pdf, .svg, .png or .eps.
-        distribution: Distribution that several runs are compared in.
+        distribution: Distribution that is drawn if there are several runs.
         keypoint: Name of the keypoint of the Q-Q panel; default: all keypoints. A Student-t has its own quantiles for
             each keypoint, so its squared distances over all keypoints are first transformed to those of a Gaussian of
             equal probability.

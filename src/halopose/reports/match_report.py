@@ -19,7 +19,17 @@ _LEVELS = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class MatchTable:
-    """A table of the report: title, condition, rows, and rows of groups of keypoints."""
+    """Tables of one kind of match.
+
+    Attributes:
+        title: Kind of match.
+        condition: Which detections are true positives.
+        rows: Name and calibration metrics of each distribution.
+        proper: Name and proper scores of each distribution.
+        groups: Name and calibration metrics of each group of keypoints.
+        selective: AUROC, AURC and AUGRC as text.
+        regions: Coverage of conformal regions as text; empty without regions.
+    """
 
     title: str
     condition: str
@@ -74,7 +84,7 @@ def match_sentences(scores: Scores) -> Iterator[str]:
         state = "is" if one.compatible() else "is not"
         yield (
             f"For detections {MATCH_NAMES.get(kind, kind)} the Student-t {state} compatible with perfect calibration "
-            f"(ACE {one.ace:.4f}, chance alone up to {one.floors['ace'].high:.4f}): its 95 % ellipses hold "
+            f"(ACE {one.ace:.4f}, noise floor up to {one.floors['ace'].high:.4f}): its 95 % ellipses hold "
             f"{percent(one.coverage[95])}, its 99 % ellipses {percent(one.coverage[99])}."
         )
         worst = worst_groups(match)
@@ -106,11 +116,11 @@ def regions_text(match: MatchScores) -> str:
 
 
 def floor_text(floor: NoiseFloor, value: float, decimals: int = 4) -> str:
-    """Range by chance, and whether the value is compatible with it."""
+    """Noise floor as a 95 % range, and whether the value is compatible with it."""
     if not math.isfinite(floor.high):
-        return "too few images to tell chance"
+        return "too few images for a noise floor"
     state = "compatible with" if floor.compatible(value) else "above"
-    return f"{state} chance, {number(floor.low, decimals)} to {number(floor.high, decimals)}"
+    return f"{state} the noise floor, {number(floor.low, decimals)} to {number(floor.high, decimals)}"
 
 
 def selective_text(match: MatchScores) -> str:
@@ -120,7 +130,7 @@ def selective_text(match: MatchScores) -> str:
         f"{label} {number(one.value, 3)}" + (f" ± {number(one.margin, 3)}" if math.isfinite(one.margin) else "")
         for label, one in (("AUROC", found.auroc), ("AURC", found.aurc), ("AUGRC", found.augrc))
     ]
-    return f"wrong keypoints told by the covariance: {', '.join(parts)} ({percent(found.wrong)} are wrong)"
+    return f"detection of wrong keypoints by covariance: {', '.join(parts)} ({percent(found.wrong)} are wrong)"
 
 
 def _cells(one: MatchedDistribution) -> list[str]:

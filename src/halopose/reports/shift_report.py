@@ -7,7 +7,7 @@ from pathlib import Path
 from halopose.data.files import write_json, write_text
 from halopose.reports.html import number, page, percent
 from halopose.reports.plots import Axis, Curve, Plot
-from halopose.studies.shift_study import CLEAN, ShiftResult, ShiftStep, SignalAuroc
+from halopose.studies.shift_study import CLEAN, RankingAuroc, ShiftResult, ShiftStep
 
 HEAD = ("", "detections", "in 95 %", "not flagged", "ACE", "not flagged", "AKP", "error, px", "sigma, px",
         "flagged", "images flagged", "wrong", "not flagged")  # fmt: skip
@@ -36,15 +36,15 @@ def table(shift: ShiftResult) -> list[list[str]]:
 
 
 def to_text(shift: ShiftResult) -> str:
-    """The table as markdown, and the AUROC of each signal."""
+    """The table as markdown, and the AUROC of each ranking."""
     lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     lines += [f"| {' | '.join(row)} |" for row in table(shift)]
     lines += ["", *(ranking_text(one) for one in shift.rankings)]
     return "\n".join(lines)
 
 
-def ranking_text(one: SignalAuroc) -> str:
-    """AUROC of one signal with its interval."""
+def ranking_text(one: RankingAuroc) -> str:
+    """AUROC of one ranking with its interval."""
     ends = f"{number(one.low, 3)} to {number(one.high, 3)}"
     return f"{one.group}: AUROC of the {one.signal} {number(one.auroc, 3)} ({ends})"
 

@@ -95,7 +95,7 @@ def finetune(
     output: Path,
     work: Path,
     settings: FinetuneSettings | None = None,
-    judging: ComparisonSettings | None = None,
+    comparison: ComparisonSettings | None = None,
     *,
     device: str | None = None,
     unsafe: bool = False,
@@ -110,7 +110,7 @@ def finetune(
         output: File for the fine-tuned checkpoint.
         work: Folder for features and intermediate results.
         settings: Settings of the fine-tuning.
-        judging: Settings of the comparison.
+        comparison: Settings of the comparison.
         device: Device, as the framework names it.
         unsafe: Allow checkpoints that contain code.
         progress: Called with every step.
@@ -121,13 +121,13 @@ def finetune(
     Raises:
         HaloposeError: The images overlap, or the output would overwrite the base model.
     """
-    settings, judging = settings or FinetuneSettings(), judging or ComparisonSettings()
+    settings, comparison = settings or FinetuneSettings(), comparison or ComparisonSettings()
     require_pycocotools()
     if len(np.intersect1d(training.image_ids, validation.image_ids)):
         raise HaloposeError(
             "some images are in both the training and the validation split: remove them from one of the two"
         )
-    losses: list[Loss] = ["oks"] if judging.control and settings.loss != "oks" else []
+    losses: list[Loss] = ["oks"] if comparison.control and settings.loss != "oks" else []
     losses.append(settings.loss)
     files: dict[str, Path] = {"before": base, **{loss: _file_of(loss, settings, output) for loss in losses}}
     if len({path.resolve() for path in files.values()}) < len(files):
@@ -145,7 +145,7 @@ def finetune(
     for name, path in files.items():
         host = load_host(path, device=_first(device), unsafe=unsafe)
         step = prefixed(progress, name)
-        scores[name] = measure(host, training, validation, work, settings, judging, step)
+        scores[name] = measure(host, training, validation, work, settings, comparison, step)
     return scores
 
 
@@ -170,26 +170,26 @@ def measure(
     validation: Dataset,
     work: Path,
     settings: FinetuneSettings,
-    judging: ComparisonSettings,
+    comparison: ComparisonSettings,
     progress: Progress | None = None,
 ) -> BaseModelScores:
     """AP and AR of a base model, and calibration of the distributions of its residuals."""
     plan = FitSettings(
-        train=TrainSettings(epochs=judging.head_epochs, seed=settings.seed),
+        train=TrainSettings(epochs=comparison.head_epochs, seed=settings.seed),
         train_sizes=(settings.imgsz,),
         imgsz=settings.imgsz,
         conf=_AP_CONFIDENCE,
     )
     work = work / f"judged-{data_key(host, (training, validation), settings.imgsz)}"
     store = collect_validation(host, validation, work / "val", plan, progress)
-    if judging.heads:
+    if comparison.heads:
         train_store = collect_training(host, training, work / "train", plan, progress)
-        checkpoint = work / f"training-{judging.head_epochs}-{settings.seed}.safetensors"
+        checkpoint = work / f"training-{comparison.head_epochs}-{settings.seed}.safetensors"
         heads, _ = train_heads(host, [train_store], plan, checkpoint, progress)
         predictions = predictions_of(heads, store)
     else:
         predictions = constant_predictions(store)
-    predictions = predictions[predictions.scores >= judging.conf]
+    predictions = predictions[predictions.scores >= comparison.conf]
     protocol = Protocol(area="box")
     images = split_validation(validation.image_ids, plan.calibration_share)
     assert predictions.image_ids is not None
@@ -207,7 +207,7 @@ def measure(
     distributions = apply_calibrations(scored, fitted, protocol)
     measured = ResampledMetrics.of(scored, distributions, protocol, np.zeros(0), images[1])
     accuracy = CocoScores.of(store)
-    draws = [*measured.draws(judging.bootstrap)], [*accuracy.draws(judging.bootstrap)]
+    draws = [*measured.draws(comparison.bootstrap)], [*accuracy.draws(comparison.bootstrap)]
     estimate = accuracy.scores() | measured.scores()
     return BaseModelScores(
         estimate=estimate,

@@ -358,8 +358,8 @@ def keypoint_correlation(residuals: ResidualSample, scatter: Array, weight: Arra
 def dependence(residuals: ResidualSample, scatter: Array, sigmas: Array, settings: AnalysisSettings) -> dict[str, Any]:
     """Scale of the residuals by bins of object scale, confidence, visibility and pyramid level.
 
-    The scale is the median radius, divided by that of a unit Gaussian. ``normalized`` is relative to the scatter of
-    each keypoint (in units of object scale), ``pixels`` is in pixels.
+    The scale is the median radius, divided by that of a unit Gaussian. It is given twice: ``normalized`` is relative to
+    the scatter of each keypoint, in units of object scale, and ``pixels`` is in pixels.
     """
     labelled = residuals.labelled
     radius = np.sqrt(_distances(residuals, scatter))
@@ -395,7 +395,7 @@ def _spread_table(index: Array, radius: Array, pixels: Array) -> dict[str, Any]:
 
 
 def shift(matched: ResidualSample, assigned: ResidualSample, settings: AnalysisSettings) -> dict[str, Any]:
-    """Training against inference: effect of importance weights on the distribution and the effective samples.
+    """Compare training with inference: effect of importance weights on the distribution and the effective samples.
 
     ``distance`` is the Kolmogorov distance between the radii |r| / (s kappa) of weighted assigned cells and of
     matched detections. ``effective`` is Kish's effective sample size over the number of cells.

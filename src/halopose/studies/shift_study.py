@@ -1,7 +1,7 @@
 """Study of distribution shift: calibration and alarms under image corruptions and on other data sets.
 
-Every step has coverage, ACE, AKP, errors against stated standard deviations, and alarms; coverage and ACE also
-without the flagged detections.
+Results of each step: coverage, ACE, AKP, errors, predicted standard deviations, and alarms. Coverage and ACE are also
+given without the flagged detections.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from halopose.types import Array, Progress, prefixed
 
 CLEAN = "unchanged"
 GROUPS = {"fitted kinds": FITTED, "held-out kinds": HELD_OUT}
-SIGNALS = ("novelty", "score", "covariance")
+RANKED_BY = ("novelty", "score", "covariance")
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,16 @@ class ShiftStep:
 
 
 @dataclass(frozen=True)
-class SignalAuroc:
-    """AUROC of a signal that ranks keypoints outside their 99 % ellipse first, with a 95 % interval over images."""
+class RankingAuroc:
+    """AUROC of a ranking for keypoints outside their 99 % ellipse, with a 95 % interval over images.
+
+    Attributes:
+        group: Name of the group of steps.
+        signal: What the keypoints are ranked by: "novelty", "score" or "covariance".
+        auroc: Area under the ROC curve.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+    """
 
     group: str
     signal: str
@@ -101,10 +109,17 @@ class SignalAuroc:
 
 @dataclass(frozen=True)
 class ShiftResult:
-    """Results of the study: steps, AUROC of the signals, and the settings of the alarms."""
+    """Results of the study.
+
+    Attributes:
+        rows: Results of the steps.
+        rankings: AUROC of the rankings of keypoints by novelty, score and covariance.
+        alarm: Nominal false-alarm rate.
+        conf: Lowest score of a detection.
+    """
 
     rows: tuple[ShiftStep, ...]
-    rankings: tuple[SignalAuroc, ...]
+    rankings: tuple[RankingAuroc, ...]
     alarm: float
     conf: float
 
@@ -152,16 +167,16 @@ def run_shift(
         folder = work / f"{number:02d}-{name.replace(' ', '-')}-{severity}"
         step = prefixed(progress, f"{name} {severity or ''}".strip())
         store = collect_validation(host, data, folder, how, step)
-        found = rows_of(artifact, store, settings.conf)
-        seen[name, severity] = found
-        rows.append(evaluate_step(artifact, host, store, found, name, severity, settings))
+        rows_found = rows_of(artifact, store, settings.conf)
+        seen[name, severity] = rows_found
+        rows.append(evaluate_step(artifact, host, store, rows_found, name, severity, settings))
     groups = {name: [seen[k, s] for k, s in seen if k == CLEAN or k in kinds] for name, kinds in GROUPS.items()}
     groups |= {name: [seen[CLEAN, 0], seen[name, 0]] for name in others or {}}
     rankings = [
         one
         for name, parts in groups.items()
         if len(parts) > 1
-        for one in signal_aurocs(artifact, name, parts, settings)
+        for one in ranking_aurocs(artifact, name, parts, settings)
     ]
     return ShiftResult(tuple(rows), tuple(rankings), settings.alarm, settings.conf)
 
@@ -170,30 +185,43 @@ def evaluate_step(
     artifact: Artifact,
     host: Host,
     store: MatchStore,
-    found: Rows,
+    rows_found: Rows,
     name: str,
     severity: int,
     settings: ShiftSettings,
 ) -> ShiftStep:
-    """Evaluate one step; NaN for a step without detections."""
+    """Evaluate one step.
+
+    Args:
+        artifact: Heads and calibration, with an out-of-distribution model.
+        host: The frozen base model.
+        store: Feature cache of the images.
+        rows_found: Detections of the images.
+        name: Kind of corruption, or name of the data set.
+        severity: Severity of the corruption, 0 for none.
+        settings: Settings of the study.
+
+    Returns:
+        The results; NaN without detections.
+    """
     novelty = artifact.novelty
     assert novelty is not None
-    chance = novelty.p_value(novelty.value(found.evidence), settings.conf).numpy()
-    images = novelty.image_p_value(novelty.image_value(found.vectors)).numpy()
-    kept, wrong = chance > settings.alarm, found.wrong > 0.5
-    spread = np.sqrt(np.trace(found.poses.covariance, axis1=2, axis2=3))[found.labelled]
-    error = np.linalg.norm(found.residual, axis=-1)[found.labelled]
+    p_value = novelty.p_value(novelty.value(rows_found.evidence), settings.conf).numpy()
+    images = novelty.image_p_value(novelty.image_value(rows_found.vectors)).numpy()
+    kept, wrong = p_value > settings.alarm, rows_found.wrong > 0.5
+    spread = np.sqrt(np.trace(rows_found.poses.covariance, axis1=2, axis2=3))[rows_found.labelled]
+    error = np.linalg.norm(rows_found.residual, axis=-1)[rows_found.labelled]
     # Alarms are counted above, at the rate of the settings.
     scores = evaluate_artifact(replace(artifact, novelty=None), host, store, None, Protocol(area="box"))
     return ShiftStep(
         name=name,
         severity=severity,
-        images=len(found.ids),
-        detections=len(found.poses),
-        coverage=held_share(found.square),
-        coverage_kept=held_share(found.square[kept]),
-        ace=_ace(found.square),
-        ace_kept=_ace(found.square[kept]),
+        images=len(rows_found.ids),
+        detections=len(rows_found.poses),
+        coverage=held_share(rows_found.square),
+        coverage_kept=held_share(rows_found.square[kept]),
+        ace=_ace(rows_found.square),
+        ace_kept=_ace(rows_found.square[kept]),
         akp=scores.gaussian.akp,
         error=_median(error),
         sigma=_median(spread),
@@ -217,17 +245,26 @@ def _median(values: Array) -> float:
     return float(np.median(values)) if len(values) else float("nan")
 
 
-def signal_aurocs(artifact: Artifact, group: str, parts: Sequence[Rows], settings: ShiftSettings) -> list[SignalAuroc]:
-    """AUROC of each signal for keypoints outside their 99 % ellipse, over all steps of a group."""
+def ranking_aurocs(
+    artifact: Artifact, group: str, parts: Sequence[Rows], settings: ShiftSettings
+) -> list[RankingAuroc]:
+    """AUROC of each ranking of keypoints outside their 99 % ellipse.
+
+    Args:
+        artifact: Heads and calibration, with an out-of-distribution model.
+        group: Name of the group of steps.
+        parts: Detections of the steps.
+        settings: Settings of the study.
+    """
     assert artifact.novelty is not None
-    signal: dict[str, list[Array]] = {name: [] for name in SIGNALS}
+    values_by: dict[str, list[Array]] = {name: [] for name in RANKED_BY}
     outside, image = [], []
     for rows in parts:
         known = rows.labelled
         value = artifact.novelty.value(rows.evidence).numpy()
-        signal["novelty"].append(np.broadcast_to(value[:, None], known.shape)[known])
-        signal["score"].append(np.broadcast_to(-rows.poses.scores[:, None], known.shape)[known])
-        signal["covariance"].append(_relative_size(rows)[known])
+        values_by["novelty"].append(np.broadcast_to(value[:, None], known.shape)[known])
+        values_by["score"].append(np.broadcast_to(-rows.poses.scores[:, None], known.shape)[known])
+        values_by["covariance"].append(_relative_size(rows)[known])
         outside.append(rows.square[known] > OUTSIDE)
         image.append(np.broadcast_to(rows.image[:, None], known.shape)[known])
     label, images = np.concatenate(outside), np.unique(np.concatenate(image), return_inverse=True)[1]
@@ -235,12 +272,12 @@ def signal_aurocs(artifact: Artifact, group: str, parts: Sequence[Rows], setting
         images.max() + 1, np.full(images.max() + 1, 1 / (images.max() + 1)), settings.draws
     )
     result = []
-    for name in SIGNALS:
-        values = np.concatenate(signal[name])
+    for name in RANKED_BY:
+        values = np.concatenate(values_by[name])
         draws = [auroc(values, label, weight[images]) for weight in weights]
         finite = [draw for draw in draws if np.isfinite(draw)]
         low, high = np.quantile(finite, [0.025, 0.975]) if finite else (np.nan, np.nan)
-        result.append(SignalAuroc(group, name, auroc(values, label), float(low), float(high)))
+        result.append(RankingAuroc(group, name, auroc(values, label), float(low), float(high)))
     return result
 
 

@@ -1,7 +1,7 @@
 """Causal tracks of a film: the output of ``Tracker`` after each frame.
 
-Nothing depends on later frames: an object appears once it is confirmed and stays until its track ends, its box is that
-of its last detection, and the motion model is not fitted.
+Nothing depends on later frames. An object appears once it is confirmed and stays until its track ends. Its box is that
+of its last detection. The motion model is not fitted.
 """
 
 from __future__ import annotations

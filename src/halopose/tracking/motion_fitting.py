@@ -1,7 +1,7 @@
 """Estimate the motion and error model of a film by maximum likelihood on a grid.
 
-The parameters are identifiable because the predicted covariances fix the size of the errors, and because motion is
-smooth over many frames, correlated errors over few, and white errors not at all.
+The parameters are identifiable because the predicted covariances fix the size of the errors. Motion is smooth over
+many frames, correlated errors over few frames, and white errors over none.
 """
 
 from __future__ import annotations

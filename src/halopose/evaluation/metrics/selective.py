@@ -1,4 +1,4 @@
-"""Selective prediction: how well a confidence tells wrong keypoints from right ones, whatever their prevalence.
+"""Selective prediction: how well a confidence separates correct from wrong keypoints.
 
 Reference:
     Traub et al., Overcoming common flaws in the evaluation of selective classification systems, 2024 (AUGRC).
@@ -24,12 +24,12 @@ class SelectiveEstimate:
 
 @dataclass(frozen=True)
 class SelectiveScores:
-    """Metrics of a confidence over keypoints that are right or wrong.
+    """Selective-prediction metrics of a confidence over correct and wrong keypoints.
 
     Attributes:
-        auroc: Probability that a right keypoint has a higher confidence than a wrong one; 0.5 for a random ranking.
+        auroc: Probability that a correct keypoint has a higher confidence than a wrong one; 0.5 for a random ranking.
         aurc: Mean error rate of the kept keypoints over all shares kept; lower is better.
-        augrc: Mean rate of wrong keypoints among all that are kept by mistake over all shares kept; lower is better.
+        augrc: Mean share of all keypoints that are kept and wrong, over all shares kept; lower is better.
         wrong: Share of wrong keypoints.
     """
 
@@ -40,7 +40,7 @@ class SelectiveScores:
 
 
 def auroc(confidence: Array, correct: Array, weight: Array | None = None) -> float:
-    """Area under the ROC curve of confidences (n,); ties count half. NaN if all keypoints are right or wrong."""
+    """Area under the ROC curve of confidences (n,); ties count half. NaN if all are correct or wrong."""
     correct = np.asarray(correct, dtype=bool)
     weight = np.ones(len(correct)) if weight is None else np.asarray(weight, dtype=float)
     _, place = np.unique(confidence, return_inverse=True)

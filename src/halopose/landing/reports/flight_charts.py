@@ -159,7 +159,7 @@ def _against_distribution(chart: Chart, times: Array, values: Array, dof: int) -
         return chart
     found = consistency(values, dof)
     low, high = (np.full(2, bound) for bound in found.bounds)
-    chart.band("law", chart.times, low, high, f"should hold 95\N{NO-BREAK SPACE}%, holds {percent(found.inside)}")
+    chart.band("nominal", chart.times, low, high, f"should hold 95\N{NO-BREAK SPACE}%, holds {percent(found.inside)}")
     chart.title += f": mean {found.mean:.2f}, should be {dof}"
     return chart
 
@@ -190,7 +190,7 @@ def statistic_chart(flight: Flight) -> Chart:
         np.where(checked, chi2.isf(tail, np.maximum(fixes.dof, 1)), np.nan)
         for tail in (0.05, flight.settings.false_alarm)
     )
-    chart.band("law", times, np.full(len(times), scale.low), bound, "should hold 95 %")
+    chart.band("nominal", times, np.full(len(times), scale.low), bound, "should hold 95 %")
     chart.line("line plain", times, limit, "limit")
     chart.dots("vision", times, np.where(fixes.trusted, fixes.statistic, np.nan), "trusted")
     return chart.dots("bad", times, np.where(fixes.trusted, np.nan, fixes.statistic), "not trusted")
