@@ -3,7 +3,7 @@
     python -m benchmarks [part ...] [--short] [--only NAME] [--json run.json] [-o tables.md]
     python -m benchmarks --compare before.json [--measured after.json]
 
-Each part runs in a process of its own, so that none disturbs the next. A benchmark that lacks a package, fails or does
+Each part runs in a separate process, so that no part affects the next. A benchmark that lacks a package, fails or does
 not end becomes a skipped row. With --compare the exit status is 1 if a row is worse by more than its noise.
 """
 
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(part: str, options: Options, only: tuple[str, ...] = ()) -> Iterator[Row]:
-    """The rows of a part that are asked for; a benchmark that fails is one skipped row."""
+    """Measure the selected rows of a part; a failed benchmark gives one skipped row."""
     for benchmark in PARTS[part].benchmarks:
         if (options.short and not benchmark.short and not only) or not benchmark.has(part, only):
             continue
@@ -108,7 +108,7 @@ def _run(parts: list[str], options: Options, only: tuple[str, ...]) -> Run:
 
 
 def _apart(part: str, options: Options, only: tuple[str, ...]) -> list[Row]:
-    """The rows of a part from a process of its own, printed as they come."""
+    """Measure the rows of a part in a separate process and print each at once."""
     print(f"\n{PARTS[part].title}", flush=True)
     command = [sys.executable, "-m", "benchmarks", "--inside", part]
     command += [*(["--data", str(options.data)] if options.data else []), *(["--short"] if options.short else [])]

@@ -40,13 +40,13 @@ SHARE_IMAGES = 2 * IMAGES  # for the model's share: starting and ending count le
 STUB_IMAGES = 8 * IMAGES  # enough to hide the time of starting processes
 BATCH_SECONDS = 2e-3
 READERS = (2, 16)
-READ, READ_TURNS = 64, 8  # photographs that a process reads in a turn, for the rate of reading alone
+READ, READ_TURNS = 64, 8  # photographs per process and round, for the read rate
 SLOTS = 1024  # processes whose times are stored separately
 MODEL = ("forward", "assign", "select")  # methods that run the framework
 
 
 def collecting_rows(data: Path | None, images: int = IMAGES, rounds: int = 3) -> Iterator[Row]:
-    """Every row of collecting, on photographs from a data yaml or on two that come with Ultralytics."""
+    """All rows of collecting, on photographs from a data yaml or on two from Ultralytics."""
     host = make_model().host
     dataset = photographs(data, host.layout, images)
     workers, settings = WorkerPool.of_machine("cpu"), CollectSettings(detections=20)
@@ -57,7 +57,7 @@ def collecting_rows(data: Path | None, images: int = IMAGES, rounds: int = 3) ->
     yield from _share_rows(host, photographs(data, host.layout, SHARE_IMAGES), settings, workers)
     stub = StubHost(keypoints=17, seconds=BATCH_SECONDS)
     more = replace(photographs(data, stub.layout, STUB_IMAGES), layout=stub.layout)
-    torch.set_num_threads(1)  # the stub needs no core of its own
+    torch.set_num_threads(1)  # the stub uses almost no processor time
     yield from _stub_rows(stub, more, len(dataset) / found.peer, rounds)
 
 
@@ -86,7 +86,7 @@ def _stub_rows(stub: Host, dataset: Dataset, model: float, rounds: int) -> Itera
 
 
 def _reading_rate(stub: Host, dataset: Dataset, cores: int) -> float:
-    """Images/s that parallel processes read without further work, the best of several turns."""
+    """Images/s that parallel processes read without other work, the best of several rounds."""
     turns = [dataset.records[begin : begin + READ] for begin in range(0, READ * cores, READ)]
     context: Any = multiprocessing.get_context("fork")
     spent = []
@@ -166,7 +166,7 @@ def _compare(
 
 
 def photographs(data: Path | None, layout: Keypoints, count: int) -> Dataset:
-    """The first training images of a data yaml, or two photographs that come with Ultralytics in turns."""
+    """The first training images of a data yaml, or two photographs from Ultralytics, repeated."""
     if data is not None:
         found = load_dataset(data, "train", otherwise=layout)
         return replace(found, records=found.records[:count])

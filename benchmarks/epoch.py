@@ -28,12 +28,13 @@ def compare_epoch(rounds: int = 5) -> tuple[Comparison, Comparison, Comparison]:
     """Compare an epoch on the same images and assigned cells.
 
     Returns:
-        Against an epoch with base model, assigner and dense heads with backward; the convolutions of the epoch
-        against the whole epoch; matrix products with as many multiplications against the whole epoch.
+        1. An epoch with base model, assigner and dense heads, against the epoch on the feature cache.
+        2. The convolutions of the epoch, against the whole epoch.
+        3. Matrix products with the same number of multiplications, against the whole epoch.
     """
     model = make_model()
     host = model.host
-    photographs = [PHOTOGRAPH, PHOTOGRAPH.with_name("zidane.jpg")]  # three persons an image, as in COCO
+    photographs = [PHOTOGRAPH, PHOTOGRAPH.with_name("zidane.jpg")]  # three persons per image, as in COCO
     labels = [_objects(model, path) for path in photographs]
     records = tuple(Record(photographs[number % 2], number, labels[number % 2], False, 1.0) for number in range(IMAGES))
     dataset = Dataset(records, host.layout, "annotation")
@@ -81,7 +82,7 @@ def _convolutions(heads: ProbabilisticHeads, store: MatchStore) -> None:
 
 
 def _products(heads: ProbabilisticHeads, store: MatchStore) -> Callable[[], None]:
-    """Matrix products with as many multiplications: rows by weights, and rows by gradients.
+    """Matrix products with the same number of multiplications: rows by weights, and rows by gradients.
 
     All convolutions but the first also need the gradient of their input.
     """

@@ -37,7 +37,7 @@ Work = Callable[[], object]
 
 
 class GrowthError(RuntimeError):
-    """A size that could not be measured."""
+    """Measuring a size failed."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Growth:
 
 
 def grow(kind: str, times: int) -> Growth:
-    """Measure one step on copies of the data, in a process of its own.
+    """Measure one step on copies of the data, in a separate process.
 
     Args:
         kind: a key of WORKS.

@@ -11,7 +11,7 @@ INTERVAL = 0.05  # seconds between two readings
 
 
 def peak_of(action: Callable[[], object]) -> float:
-    """Peak memory in GiB of this process and its children during the action; NaN where /proc does not tell."""
+    """Peak memory in GiB of this process and its children during the action; NaN without /proc."""
     done, seen = threading.Event(), [0.0]
 
     def watch() -> None:

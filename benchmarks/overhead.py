@@ -28,7 +28,7 @@ PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
 
 
 def make_model() -> UncertainPose:
-    """YOLO11n-pose with untrained heads, which cost the same as trained heads."""
+    """YOLO11n-pose with untrained heads, which take the same time as trained heads."""
     return _with_heads(load_host(find_base()))
 
 

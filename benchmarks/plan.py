@@ -2,8 +2,8 @@
 
     python -m benchmarks.plan --data data.yaml
 
-Reading, windows and writing are measured. The speed of the model on a GPU is not: the table says what readers and
-windows allow, and below which time per image the model would not be the limit.
+Reading, cutting windows and writing are measured. The speed of the model on a GPU is not measured. The table gives the
+rate that reading and windows allow, and the time per image below which the model is not the bottleneck.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _rows(data: Path | None) -> Iterator[Row]:
 
 
 def _long(name: str, what: str, taken: float) -> Row:
-    """A time of minutes or hours."""
+    """A time in minutes or hours."""
     shown = f"{taken / 60:.0f} minutes" if taken < 3600 else f"{taken / 3600:.1f} hours"
     return Row(name, what, taken, unit="s", ours=shown)
 

@@ -21,7 +21,7 @@ SINGLES = 20
 
 
 def compare_one(rounds: int = 50) -> tuple[Comparison, float]:
-    """One solve from the same start; also returns by how much our cost exceeds scipy's at worst."""
+    """One solve from the same start; also returns the largest excess of our cost over scipy's."""
     rotation, position, pixels, covariance = _frames(SINGLES)
     change = np.array([20.0, 2.0, 2.0, 3e-3, 3e-3, 3e-3])  # as a tracker would predict
     start_rotation, start_position = perturb(rotation, position, change)
@@ -54,7 +54,7 @@ def compare_many(rounds: int = 5) -> Comparison:
 
 
 def compare_position(rounds: int = 50) -> tuple[Comparison, float]:
-    """One position with the attitude given, without a start; also returns by how much our cost exceeds scipy's."""
+    """One position with known attitude, without a start; also returns the excess of our cost over scipy's."""
     rotation, position, pixels, covariance = _frames(SINGLES)
     factor = np.linalg.inv(np.linalg.cholesky(covariance[0]))
     start = position[0] + [20.0, 2.0, 2.0]

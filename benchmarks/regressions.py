@@ -11,7 +11,7 @@ from benchmarks.rows import Row
 from benchmarks.runs import Run
 
 TURNS_NOISE = 0.02  # of a ratio measured in turns: the smallest change that is judged
-ALONE_NOISE = 0.10  # of a figure measured alone, which follows the pace of the machine
+ALONE_NOISE = 0.10  # of a figure measured alone, which depends on the load of the machine
 Verdict = Literal["worse", "better", "same", "new", "gone", "skipped", "other machine", "context"]
 
 
@@ -24,8 +24,8 @@ class Change:
         before: the row of the earlier run, if it has one.
         after: the row of the later run, if it has one.
         change: relative change of the figure; positive is an improvement where the row has a direction.
-        noise: relative change that the spread of the two figures explains.
-        verdict: ``worse`` and ``better`` are changes beyond the noise.
+        noise: relative change explained by the spread of the two figures.
+        verdict: ``worse`` or ``better`` for changes beyond the noise.
     """
 
     name: str
@@ -77,7 +77,7 @@ def _half_width(row: Row) -> float:
 
 
 def as_text(found: Iterable[Change]) -> str:
-    """A line for each row, the rows that are worse marked and counted at the end."""
+    """One line per row; worse rows are marked, and counted at the end."""
     listed = list(found)
     lines = [f"{'row':34} {'before':>10} {'after':>10} {'gain':>8} {'noise':>7}  verdict"]
     for one in listed:

@@ -64,14 +64,14 @@ def speedup(name: str, what: str, found: Comparison, peer: str, better: Better =
 
 
 def cost(name: str, what: str, found: Comparison, without: str = "without") -> Row:
-    """What an addition costs: the peer of the comparison is with the addition, ours without."""
+    """Cost of an addition: ours is without it, the peer with it."""
     low, high = found.interval or (None, None)
     shown = f"{in_time(found.ours)} {without}"
     return Row(name, what, found.ratio, low, high, "x", "lower", in_time(found.peer), shown)
 
 
 def seconds(name: str, what: str, value: float, peer: str = "", better: Better = "lower") -> Row:
-    """A time that has no peer."""
+    """A time without a peer."""
     return Row(name, what, value, unit="s", better=better, ours=in_time(value), peer=peer)
 
 
@@ -86,7 +86,7 @@ def share(name: str, what: str, value: float, peer: str = "", better: Better = "
 
 
 def rate(name: str, what: str, value: float, peer: str = "", better: Better = "higher") -> Row:
-    """Images a second."""
+    """Images per second."""
     return Row(name, what, value, unit="images/s", better=better, ours=f"{value:.0f} images/s", peer=peer)
 
 

@@ -24,7 +24,7 @@ def synthetic_heads() -> ProbabilisticHeads:
 
 
 def write_store(folder: Path, images: int, persons: int) -> None:
-    """Write a feature cache with four assigned cells and two detections a person, one of them correct."""
+    """Write a feature cache with four assigned cells and two detections per person, one of them correct."""
     shards = -(-images // VIEWS_PER_SHARD)
     generator = torch.Generator().manual_seed(0)
     for number in range(shards):

@@ -21,7 +21,7 @@ def _sample(nu: float) -> Sample:
 
 
 def compare_student(nu: float, rounds: int = 5) -> tuple[Comparison, float]:
-    """Compare with scipy; also returns by how many nats scipy's mean likelihood is better at the worst keypoint."""
+    """Compare with scipy; also returns scipy's largest advantage in mean log-likelihood in nats."""
     sample = _sample(nu)
     columns = [column.copy() for column in sample.mahalanobis.numpy().T]
 

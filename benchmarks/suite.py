@@ -47,7 +47,7 @@ class Benchmark:
 
     Attributes:
         names: names of the rows, without the part.
-        measure: yields the rows as they are measured.
+        measure: yields each row after its measurement.
         short: whether it belongs to the short subset.
     """
 
@@ -56,7 +56,7 @@ class Benchmark:
     short: bool = False
 
     def has(self, part: str, patterns: tuple[str, ...]) -> bool:
-        """Whether a row of it fits a pattern."""
+        """Whether the name of a row matches a pattern."""
         return any(selected(f"{part}.{name}", patterns) for name in self.names)
 
 
@@ -70,7 +70,7 @@ class Part:
 
 
 def selected(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a row is asked for by its name, by the start of its name up to a dot, or by a pattern."""
+    """Whether a row is selected by its name, by a prefix of its name up to a dot, or by a pattern."""
     return not patterns or any(fnmatchcase(name, one) or name.startswith(f"{one}.") for one in patterns)
 
 

@@ -38,7 +38,7 @@ from halopose.runtime import predict
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 Peer = Callable[[Path], Path]  # the framework's own export into a folder
-MANY = onnx_file.ExportSettings(topk=TopkSettings(1000, 300))  # chance finds things everywhere
+MANY = onnx_file.ExportSettings(topk=TopkSettings(1000, 300))  # random weights detect objects everywhere
 WEIGHTS = {
     "YOLOv8n": ("yolov8n-pose.yaml", "yolov8n-pose.fused.fp16.safetensors", None),
     "YOLO26n one-to-many": ("yolo26n-pose.yaml", "yolo26n-pose.one2many.fused.fp16.safetensors", False),
@@ -75,7 +75,7 @@ def print_parity(source: Path, weights: Path | None, count: int) -> None:
 
 @dataclass(frozen=True)
 class Base:
-    """A host, and how its own framework exports it. ``trained``: whether its weights have learned anything."""
+    """A host and the export of its framework. ``trained``: whether its weights are trained."""
 
     name: str
     host: Host
@@ -86,7 +86,8 @@ class Base:
 def bases(weights: Path | None) -> Iterator[Base]:
     """Architectures with available weights, and YOLO-NAS with random weights; tests cover YOLO12.
 
-    At this size its scores are all but 1 and its boxes fill the image: which is which cannot be told any more.
+    At this size the scores of random YOLO-NAS weights are nearly 1 and all boxes fill the image, so detections cannot
+    be matched.
     """
     yield ultralytics_base("YOLO11n", load_model(str(find_base()), unsafe=False))
     for name, (content, file, end2end) in WEIGHTS.items() if weights else ():
@@ -161,7 +162,7 @@ def confidence_of_few(host: Host, image: NamedImage) -> float:
 def print_int8(data: Path, work: Path) -> None:
     """ACE and ENCE of the shipped heads in float, half, and 8 bits before and after calibration.
 
-    All calibrations are of the choosing images, since the shipped one has seen the evaluation images.
+    All calibrations use the selection images, because the shipped one was fitted on the evaluation images.
     """
     artifact, host = Artifact.load(shipped_artifact()), load_host(find_base())
     known = {part: artifact.card.images.of(part) for part in artifact.card.images.counts()}

@@ -43,8 +43,8 @@ class DetectorErrors:
     Attributes:
         times: seconds (N,).
         distance: from the threshold in metres (N,).
-        found: whether the runway was found (N,).
-        unit: errors in stated standard deviations (N, 4, 2), NaN where it was not found.
+        found: whether the runway was detected (N,).
+        unit: errors in stated standard deviations (N, 4, 2), NaN if not detected.
         covariance: stated covariances (N, 4, 2, 2) in pixels^2.
         dof: stated degrees of freedom (N, 4).
         score: confidence (N,).
@@ -60,7 +60,7 @@ class DetectorErrors:
 
     @classmethod
     def load(cls, path: Path) -> DetectorErrors:
-        """Read what ``save`` wrote."""
+        """Read a file written by ``save``."""
         with np.load(path) as stored:
             return cls(**{name: stored[name] for name in cls.__dataclass_fields__})
 
@@ -109,19 +109,19 @@ def _measure(model: object, seed: int) -> DetectorErrors:
 
 @dataclass(frozen=True)
 class DetectorModel:
-    """What measured flights say of the detector's errors, to sample other flights from.
+    """Model of the detector's errors, estimated from measured flights, for sampling other flights.
 
-    The error of a corner is, in stated standard deviations, a mean that depends on the distance, plus a part that lasts
-    for ``PERSISTENCE_S``, one that lasts for ``FLICKER_S``, and a white one. All have the correlation of the eight
-    coordinates, and one factor per flight.
+    The error of a corner in stated standard deviations is the sum of a mean that depends on the distance, a part with
+    correlation time ``PERSISTENCE_S``, a part with correlation time ``FLICKER_S``, and white noise. The three random
+    parts share the correlation of the eight coordinates and one scale factor per flight.
 
     Attributes:
-        flights: the measured flights, whose stated covariances are used.
-        edges: distances (D + 1,) between which means and rates of detection are constant.
-        mean: means (D, 8).
-        found: rates of detection (D,).
+        flights: measured flights, the source of the stated covariances.
+        edges: edges (D + 1,) of the distance bins.
+        mean: mean error of each bin (D, 8).
+        found: detection rate of each bin (D,).
         root: factor (8, 8) of the covariance about the mean.
-        factors: root mean square of the errors over that of all flights (F,).
+        factors: root mean square error of each flight over that of all flights (F,).
     """
 
     flights: tuple[DetectorErrors, ...]
@@ -133,7 +133,7 @@ class DetectorModel:
 
     @classmethod
     def of(cls, flights: list[DetectorErrors]) -> DetectorModel:
-        """Estimate it."""
+        """Estimate the model from flights."""
         edges = np.array([0.0, 1000.0, 2000.0, 3000.0, 4000.0, 5000.0, np.inf])
         unit = np.concatenate([each.unit.reshape(-1, 8) for each in flights])
         cell = np.digitize(np.concatenate([each.distance for each in flights]), edges) - 1

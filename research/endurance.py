@@ -54,7 +54,7 @@ class SquareFinder:
     """A stand-in for a model: one detection, the corners of the bright square.
 
     Attributes:
-        pause: Seconds that an image takes beside that.
+        pause: additional seconds per image.
     """
 
     pause: float = 0.0
@@ -84,7 +84,7 @@ class SquareFinder:
 
 
 def picture(number: int) -> Array:
-    """Noise and a square that moves; no two pictures are equal."""
+    """Noise and a moving square; all pictures differ."""
     frame = np.random.default_rng(number).integers(0, 90, (HEIGHT, WIDTH, 3), dtype=np.uint8)
     x, y = number % (WIDTH - SIDE), number // (WIDTH - SIDE) % (HEIGHT - SIDE)
     frame[y : y + SIDE, x : x + SIDE] = 200
@@ -107,7 +107,7 @@ def write_film(path: Path, frames: int) -> None:
 
 
 def started(work: Callable[..., int], *arguments: Any) -> Any:
-    """A process of its own, which ends with this one."""
+    """Start a child process that ends with this one."""
     process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(work(*arguments)), daemon=True)
     process.start()
     return process
@@ -135,7 +135,7 @@ def curve(sizes: list[float]) -> list[float]:
 
 
 def quietly(work: Callable[[], object]) -> int:
-    """Exit code of work whose output goes nowhere: 0, 2 if refused."""
+    """Run work without output; return 0, or 2 if it was refused."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
@@ -155,7 +155,7 @@ def predict_into(model: Any, source: Path, target: Path, pictures: bool) -> int:
 
 
 def many_images(model: Any, work: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """All images have their results, and the same ones as alone."""
+    """Check that all images have results, equal to those of single predictions."""
     source, target = work / "images", work / "images-out"
     write_pictures(source, given.images)
     began = time.monotonic()
@@ -201,7 +201,7 @@ def hour_of_film(model: Any, work: Path, given: argparse.Namespace) -> dict[str,
 
 
 def parallel_runs(model: Any, work: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """One of several processes predicts, the others are refused, and nothing is lost."""
+    """Check that one of several processes predicts, the others are refused, and no result is lost."""
     source, target = work / "parallel-images", work / "parallel-out"
     write_pictures(source, 300)
     shutil.rmtree(target, ignore_errors=True)
@@ -218,7 +218,7 @@ def parallel_runs(model: Any, work: Path, given: argparse.Namespace) -> dict[str
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of the names and bytes of all files but the lock, which a killed process leaves behind."""
+    """SHA-256 of the names and bytes of all files, except the lock that a killed process leaves behind."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != ".halopose-lock":
@@ -227,7 +227,7 @@ def digest(folder: Path) -> str:
 
 
 def kills_and_resumes(model: Any, work: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Killed at random moments and begun again, until it ends; over and over."""
+    """Kill a run at random moments and restart it until it ends; repeat."""
     source, whole, target = work / "kill-images", work / "kill-whole", work / "kill-out"
     write_pictures(source, 60)
     for folder in (whole, *work.glob("kill-out*")):

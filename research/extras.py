@@ -40,9 +40,11 @@ PHOTOGRAPH = ROOT / "examples" / "photographs" / "astronaut.jpg"
 
 @dataclass(frozen=True)
 class Try:
-    """A command; ``needs`` is empty where it has to work, else what its one line has to name.
+    """A command and the expected outcome.
 
-    Words in braces are made before, see ``make_inputs``.
+    Attributes:
+        command: words of the command; names in braces are inputs from ``make_inputs``.
+        needs: empty if the command must work, else the text that its one-line error must contain.
     """
 
     command: str
@@ -51,7 +53,13 @@ class Try:
 
 @dataclass(frozen=True)
 class Room:
-    """What an extra is tried with: alone, then in the company of others where its command needs those too."""
+    """Commands for one extra.
+
+    Attributes:
+        alone: commands with this extra only.
+        company: other extras, separated by commas, that are installed for ``together``.
+        together: commands with this extra and those of ``company``.
+    """
 
     alone: tuple[Try, ...]
     company: str = ""
@@ -71,6 +79,7 @@ PREDICT = "halopose predict {photo} --base {base} --artifact {heads} -o poses"
 COLLECT = "halopose collect file://{data} --base {base} --sizes 64 -o file://{here}/store"
 LAND = "halopose land simulate --rate 0.2 --no-animation -o landing"
 ULTRALYTICS, YOLONAS, ONNX = "halopose[ultralytics]", "halopose[yolonas]", "halopose[onnx]"
+PLOT = "halopose[plot]"
 ROOMS = {
     "": Room(
         (
@@ -82,6 +91,7 @@ ROOMS = {
             Try(PREDICT, ULTRALYTICS),
             Try("halopose predict {photo}", "halopose-models"),
             Try("halopose predict {photo} --deployed {deployed}", ONNX),
+            Try("halopose plot report -o figure.pdf", PLOT),
         )
     ),
     "ultralytics": Room(
@@ -105,6 +115,14 @@ ROOMS = {
         (
             Try(FIT.format(base="nas").replace("{data}", "{nas_data}")),
             Try("halopose predict {photo} --base {nas} --artifact mine.safetensors -o poses"),
+            Try(PREDICT, ULTRALYTICS),
+        )
+    ),
+    "plot": Room(
+        (
+            Try("halopose synthesize -o s --images 30 --persons 60"),
+            Try("halopose score s/predictions.json s/truth.json -o report --bootstrap 0"),
+            Try("halopose plot report -o figure.pdf"),
             Try(PREDICT, ULTRALYTICS),
         )
     ),
@@ -158,6 +176,7 @@ ROOMS = {
         (Try(COLLECT),),
     ),
     "hdf5": Room((Try("halopose convert {slp} -o poses.json"),)),
+    "fuzz": Room((Try("python -c 'import atheris, halopose'"), Try(PREDICT, ULTRALYTICS))),
     "dev": Room(
         (
             Try("python -m ruff check {root}/src"),
@@ -221,7 +240,7 @@ def answers(extra: str, inputs: dict[str, str], wheel: dict[str, Path]) -> Itera
 
 
 def install(environment: Path, extras: str, wheel: dict[str, Path]) -> None:
-    """halopose with extras, from its wheel; the weights come from theirs."""
+    """Install halopose with extras from its wheel, and the weights from theirs if ``models`` is among the extras."""
     names = [str(wheel["models"])] if "models" in extras.split(",") else []
     command = [str(programs(environment) / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
     command += ["--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"), *names]
@@ -231,7 +250,7 @@ def install(environment: Path, extras: str, wheel: dict[str, Path]) -> None:
 
 
 def asked(extras: str, one: Try, environment: Path, here: Path, inputs: dict[str, str]) -> Answer:
-    """Run one command; right if it works, or fails in one line that names what it needs."""
+    """Run one command and compare its outcome with the expected one."""
     words = shlex.split(one.command.format(**inputs, here=here))
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     variables = {**kept, "PATH": f"{programs(environment)}{os.pathsep}{os.environ['PATH']}"}
@@ -260,7 +279,7 @@ def wheels(folder: Path) -> dict[str, Path]:
 
 
 def make_inputs(folder: Path) -> dict[str, str]:
-    """Pictures with labels, models with random weights, heads for one of them, and its export; made once."""
+    """Make labelled images, models with random weights, heads and an exported model, unless they exist."""
     places = {
         "data": folder / "data" / "data.yaml",
         "base": folder / "base.pt",
@@ -293,7 +312,7 @@ def make_inputs(folder: Path) -> dict[str, str]:
 
 
 def write_film(path: Path) -> None:
-    """Six times the same photograph."""
+    """Write a film of six identical frames."""
     picture = read_image(PHOTOGRAPH)
     with FilmWriter(path, 10.0) as film:
         for _ in range(6):

@@ -55,7 +55,7 @@ def calibration_figure(scores: Scores, others: dict[str, Scores], folder: Path) 
 def learning_figure(counts: Array, skill: Array, line: tuple[float, float, float], whole: int, path: Path) -> None:
     """Skill (C, 1 + draws) over numbers of photographs (C,), extrapolated linearly in log2 to a given number.
 
-    line: what a doubling brings, skill at ``whole`` and its margin.
+    line: gain per doubling, skill at ``whole`` and its margin.
     """
     slope, level, margin = line
     with mpl.rc_context(STYLE):
@@ -114,7 +114,7 @@ def _qq(axes: Axes, scores: Scores) -> None:
 
 
 def _roots(points: CurvePoints) -> tuple[Array, Array]:
-    """Both quantities of a curve, (P,) each, as lengths."""
+    """Square roots of both quantities of a curve, (P,) each."""
     return np.sqrt(points.expected), np.sqrt(points.empirical)
 
 
@@ -130,7 +130,7 @@ def _scales(axes: Axes, scores: Scores) -> None:
 
 def _pruning(axes: Axes, scores: Scores) -> None:
     curve = scores.pruning_curve
-    enough = curve.kept >= 0.02  # a mean over fewer keypoints is noise
+    enough = curve.kept >= 0.02  # a mean over fewer keypoints is too noisy
     axes.plot(curve.kept[enough], curve.nll[enough], color=COLOURS["gaussian"])
     axes.axvline(scores.pruned.kept_fraction, color="black", linewidth=0.8, linestyle=":")
     axes.set(title="Pruning (dotted: shipped threshold)", xlabel="share of keypoints kept", ylabel="NLL, Gaussian")

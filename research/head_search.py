@@ -44,14 +44,14 @@ SCORES = ("skill", "ace", "ence", "nll")
 PLAIN = HeadSettings()
 BOTH = HeadSettings(overlaps=True, features=True)
 WHOLE = 56_599  # images of train2017 with labelled keypoints
-STEADY = 2000  # photographs from which on skill is taken to rise by as much with every doubling
+STEADY = 2000  # photographs above which the gain per doubling is assumed constant
 MIRRORED = Part("extra", 640, 0.5, mirrored=True)
 SHORT = replace(SETTINGS.train, epochs=5, patience=5, dof=None)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One trained variant: its settings, how many photographs, further parts, checkpoints averaged."""
+    """One trained variant: settings, number of photographs, further parts, averaged checkpoints."""
 
     name: str
     train: TrainSettings = SHORT
@@ -128,7 +128,7 @@ def amount(row: Row) -> Row:
 def learnt(curve: dict[int, list[float]], path: Path) -> str:
     """Gain from doubling the photographs, measured and extrapolated to train2017; draws a chart.
 
-    curve: skill and its bootstrap draws by the number of photographs. Intervals are of images, not of seeds.
+    curve: skill and its bootstrap draws by number of photographs. Intervals cover images, not random seeds.
     """
     counts = np.array(sorted(curve))
     skill = np.array([curve[int(count)] for count in counts])
@@ -143,7 +143,7 @@ def learnt(curve: dict[int, list[float]], path: Path) -> str:
 
 
 def heads_of(host: Host, row: Row, stores: list[MatchStore], splits: Splits) -> ProbabilisticHeads:
-    """Trained heads of a row; the mean of the last checkpoints if it says so."""
+    """Trained heads of a row, averaged over the last checkpoints if the row asks for it."""
     torch.manual_seed(row.train.seed)
     templates = [widened(template, row.trunk) for template in host.pose_templates()]
     heads = ProbabilisticHeads(templates, host.strides, host.keypoint_count, row.head)
@@ -167,7 +167,7 @@ def images_of(splits: Splits, row: Row) -> Array:
 
 
 def widened(template: list[ConvTemplate], factor: float) -> list[ConvTemplate]:
-    """The template with more channels: the pose head's own first, random ones after."""
+    """The template with more channels: first those of the pose head, then random ones."""
     result, inputs = [], int(template[0].weight.shape[1])
     for conv in template:
         out, old, kernel, _ = conv.weight.shape

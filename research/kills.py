@@ -54,7 +54,7 @@ def main() -> None:
         killed = 0
         while killed < arguments.kills:
             moment = generator.uniform(0.15, 0.95) * duration
-            if run(folder, "killed", moment):  # it was finished before the kill: begin anew
+            if run(folder, "killed", moment):  # finished before the kill: start again
                 check(folder)
                 print(f"finished after {killed} kills: equal")
                 for path in (folder / "killed", folder / "killed-report"):
@@ -114,14 +114,14 @@ def kill_ranks(folder: Path, ranks: int, kills: int, generator: random.Random) -
 
 
 def killed_often(ranks: int, words: list[str], kills: int, generator: random.Random) -> int:
-    """Kill one process of each run, then let one run finish; returns how many were killed before the end."""
+    """Kill one process of each run, then let one run finish; return the number of kills before the end."""
     killed = sum(torchrun(ranks, words, generator) for _ in range(kills))
     torchrun(ranks, words)
     return killed
 
 
 def torchrun(ranks: int, words: list[str], killer: random.Random | None = None) -> bool:
-    """Run a command in several processes of one thread; killing one of them ends all."""
+    """Run a command in several single-threaded processes; killing one of them ends all."""
     begin = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [*begin, "-m", "halopose", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

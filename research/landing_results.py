@@ -85,7 +85,7 @@ def main() -> None:
         return
     artifact = Artifact.load(shipped_detectors.runway_artifact())
     model = UncertainPose.load_base(shipped_detectors.runway_detector(), artifact, family="gaussian")
-    work = arguments.work / hub.sha256_of(shipped_detectors.runway_artifact())[:12]  # other heads see otherwise
+    work = arguments.work / hub.sha256_of(shipped_detectors.runway_artifact())[:12]  # detections of other heads differ
     if arguments.persistence:
         say(persistence_table(model, work))
         return
@@ -114,7 +114,7 @@ def main() -> None:
 def flown(
     model: UncertainPose, seed: int, weather: Weather, work: Path, step: Callable[[str, int, int], None]
 ) -> SimulatedFlight:
-    """A flight without its images; what the detector found is kept in a file."""
+    """A flight without its images; detections are kept in a file."""
     settings = LandingSettings(seed=seed, weather=weather, rate=RATE)
     return refly(settings, found(model, settings, work, step))
 
@@ -185,7 +185,7 @@ class Frames:
 
 
 def error_table(flights: Sequence[SimulatedFlight]) -> str:
-    """RMSE of the ways to solve, in per cent of the distance, over the frames that all of them solve."""
+    """RMSE of all solvers in % of the distance, over the frames that all of them solve."""
     solvers: dict[str, Callable[[SimulatedFlight], Array]] = {
         "position, attitude of the IRS as uncertain as it is, weighted": with_attitude,
         "position alone, attitude of the IRS, weighted": lambda f: _positions(f, weighted=True, full=False),
@@ -259,7 +259,7 @@ def given_rotation(flight: SimulatedFlight) -> Array:
 
 
 def with_attitude(flight: SimulatedFlight) -> Array:
-    """The camera's position (N, 3) as ``halopose land`` solves for it, before anything is checked."""
+    """The camera's position (N, 3) by the solver of ``halopose land``, before any check."""
     open_ = replace(flight.settings, integrity=False, prune=False, camera=EXACT)
     return refly(open_, as_pose_distributions(flight.corner_detections)).vision_fixes.position + _lever(flight)
 
@@ -329,7 +329,7 @@ def consistency_table(flights: Sequence[SimulatedFlight], artifact: Artifact) ->
 
 
 def nis_cell(tracks: Sequence[FusedTrack], digits: int = 2) -> str:
-    """Mean NIS of every source over its degrees of freedom, and whether that is in its 95 % bounds."""
+    """Mean NIS of every source over its degrees of freedom, and whether it is within its 95 % bounds."""
     parts = []
     for source in ("gnss", "localizer", "glide_slope", "radio", "vision"):
         values = np.concatenate([track.nis_of(source) for track in tracks])
@@ -359,7 +359,7 @@ def with_covariance(flight: SimulatedFlight, factor: Array, settings: LandingSet
 
 
 def _outside(flight: SimulatedFlight) -> Array:
-    """Which vision fixes (N,) are outside of their 95 % ellipsoid; NaN where there is none."""
+    """Which vision fixes (N,) are outside their 95 % ellipsoid; NaN without a fix."""
     distance = distances(flight.vision_fixes.position - flight.position, total_covariance(flight))
     return np.where(np.isfinite(distance), distance > LIMIT, np.nan)
 
@@ -373,7 +373,7 @@ def _nees_at(flight: SimulatedFlight) -> Array:
 def persistence_table(model: UncertainPose, work: Path) -> str:
     """Parameters of the vision errors for ``LandingSettings``, fitted on flights with separate seeds.
 
-    Errors are taken about the truth with the true attitude and camera, in their own standard deviations.
+    Errors are relative to the truth, with true attitude and camera, in stated standard deviations.
     """
     seen: list[tuple[LandingSettings, list[PoseDistributions]]] = []
     with progress() as step:
@@ -403,7 +403,7 @@ def persistence_table(model: UncertainPose, work: Path) -> str:
 
 
 def lag_table(errors: Sequence[Array]) -> str:
-    """Variance of errors (N, 3) of flights, and how alike they are some seconds apart."""
+    """Variance and autocorrelation of errors (N, 3) of flights by lag."""
     variance = np.nanmean(np.concatenate(errors) ** 2, axis=0)
     lags = (1, 2, 4, 8, 16, 24, 40, 60)
     rows = []
@@ -446,7 +446,7 @@ def weather_table(flights: Mapping[Any, list[SimulatedFlight]]) -> str:
 
 
 def gate_table(model: UncertainPose, work: Path, approaches: int) -> str:
-    """The table of weathers for clear air and fog, with flagged detections left out and without."""
+    """The weather table for clear air and fog, with and without flagged detections."""
     flights: dict[str, list[SimulatedFlight]] = {}
     with progress() as step:
         for number, weather in ((1, "clear"), (5, "fog")):
@@ -460,7 +460,7 @@ def gate_table(model: UncertainPose, work: Path, approaches: int) -> str:
 
 
 def _beyond(flight: SimulatedFlight) -> Array:
-    """Which fixes (N,) are off by more than their protection levels."""
+    """Which fixes (N,) have an error beyond their protection levels."""
     return np.asarray((np.abs(flight.vision_fixes.error(flight.position)) > flight.vision_fixes.levels).any(1))
 
 

@@ -6,9 +6,9 @@ Flies the last 6 km. The other sensors are simulated, detections are sampled fro
 detector (``research.detector_errors``), one per second. Everything after the detector is the code that ``land`` runs.
 Faults begin with the first frame or after 40 s. A rerun keeps finished flights in the work folder.
 
-Hazardously misleading information (HMI): for longer than the time to alert the position is valid and its error, lateral
-or across the path, is beyond the alert limit or beyond the level. The position is valid if there is no alert and all
-levels are within the alert limits.
+The position is valid if there is no alert and all protection levels are within the alert limits. Hazardously misleading
+information (HMI) is a valid position whose error is beyond the alert limit or the level for longer than the time to
+alert. Errors are lateral and across the path.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ class Case:
     """One fault.
 
     Attributes:
-        name: what is wrong.
-        start: seconds from which it is.
-        shifted: sources that report a position that is off by ``shift``.
-        shift: metres (3,) by seconds since the start.
-        rate: metres per second (3,) that are added.
-        camera: whether and how the believed camera is wrong.
-        value: size of that error.
-        alone: fly with vision and IRS alone.
-        sensor: what else is wrong with a sensor.
+        name: name of the fault.
+        start: time in seconds at which the fault begins.
+        shifted: sources whose position is off by ``shift``.
+        shift: position error (3,) in metres as a function of the seconds since ``start``.
+        rate: velocity error (3,) in metres per second.
+        camera: kind of camera error, if any.
+        value: size of the camera error.
+        alone: whether only vision and IRS are used.
+        sensor: further sensor fault, if any.
     """
 
     name: str
@@ -154,12 +154,12 @@ class Outcome:
     """One flight.
 
     Attributes:
-        alerted: seconds from the fault's begin to the first alert or exclusion, None if there was none.
-        early: whether there was one before the fault.
+        alerted: seconds from the start of the fault to the first alert or exclusion; None without one.
+        early: whether there was an alert or exclusion before the fault.
         valid: share of the instants with a valid position.
-        lost: times that a valid position became invalid.
-        hmi: seconds of the longest stretch that is valid with an error beyond an alert limit.
-        beyond: seconds of the longest stretch that is valid with an error beyond a level.
+        lost: number of times that a valid position became invalid.
+        hmi: longest time in seconds with a valid position and an error beyond an alert limit.
+        beyond: longest time in seconds with a valid position and an error beyond a protection level.
         error: largest error while valid, lateral and across the path, in metres.
         deviation: largest error while valid over its stated standard deviation.
         nees: squared error over covariance at 4, 2.5, 1.5, 0.9 and 0.5 km, expected 3.
@@ -222,7 +222,7 @@ def logged_attitudes_at(given: list[Arrival], times: Array) -> Array:
 def _start(
     case: Case, given: list[Arrival], times: Array, truth: TrueTrajectory, seed: int, vision: VisionModel
 ) -> InitialState:
-    """As in a replay: from GNSS where there is one."""
+    """Initial state as in a replay: from GNSS if available."""
     return draw_initial_state(truth, seed) if case.alone else start_from([each for _, each in given], times, [], vision)
 
 
@@ -245,7 +245,7 @@ def seen(
     corners: Array,
     rng: np.random.Generator,
 ) -> list[PoseDistributions]:
-    """Detections of all frames, with the faults of what the camera looks at."""
+    """Detections of all frames, with camera and runway faults."""
     late = times - case.value if case.camera == "latency" else times
     late = np.maximum(late, truth.times[0])
     wrong = times >= case.start
@@ -274,7 +274,7 @@ def seen(
 
 
 def broken(case: Case, given: list[Measurement], truth: TrueTrajectory, site: IlsSite) -> list[Arrival]:
-    """Measurements with the fault, and when they arrive."""
+    """Measurements with the fault, and their arrival times."""
     found: list[Arrival] = []
     ahead = False
     for each in given:
@@ -310,7 +310,7 @@ def terrain_m(along: float) -> float:
 
 
 def _shifted(each: Measurement, metres: Array, truth: TrueTrajectory, site: IlsSite) -> Measurement:
-    """A measurement of an aircraft that is elsewhere by metres (3,)."""
+    """The measurement of an aircraft displaced by metres (3,)."""
     place = truth.position(np.array([each.time]))
     if each.source == "gnss":
         return replace(each, value=each.value + metres)
@@ -319,7 +319,7 @@ def _shifted(each: Measurement, metres: Array, truth: TrueTrajectory, site: IlsS
 
 
 def judged(case: Case, output: NavigationOutput, truth: TrueTrajectory) -> Outcome:
-    """Compare what the navigator said with the truth."""
+    """Compare the navigator's output with the truth."""
     difference = output.positions - truth.position(output.times)
     error = np.abs(difference @ path_axes().T)
     sigma = np.sqrt(np.einsum("ai,nij,aj->na", path_axes(), output.covariances, path_axes()))
@@ -380,7 +380,7 @@ def title(case: Case) -> str:
 
 
 def run(chosen: list[Case], given: argparse.Namespace) -> dict[str, list[Outcome]]:
-    """Fly what is not yet in the work folder."""
+    """Fly the approaches that are not yet in the work folder."""
     folder = given.work / "navigation-faults"
     known: dict[str, list[Outcome]] = {}
     tasks: list[tuple[Case, int]] = []

@@ -1,4 +1,4 @@
-"""Other methods that could tell detections in fog from usual ones, all on the same detections.
+"""Other out-of-distribution methods on the same detections, in fog and in usual weather.
 
 Every method is a row of a table, with its threshold at 95 % of the calibration detections and its cost. The inputs are
 detections in fog, in the weathers of training, in calibration scenes, and in training scenes with corrupted copies.
@@ -28,19 +28,19 @@ from research.tables import markdown
 CONFIDENCES = (0.25, 0.7)
 SETS = ("fog", *TRAINING_WEATHERS, "val")
 TIMED = 10  # images
-SOME = VIEWS[::2]  # zoomed and shifted, as it is and mirrored
-KNOWN = 400  # calibration images, the weathers in turn, that give the thresholds of what costs whole predictions
+SOME = VIEWS[::2]  # zoomed and shifted, each unchanged and mirrored
+KNOWN = 400  # calibration images, alternating weathers, for the thresholds of methods that need further predictions
 
-Rule = Callable[[Rows], Array]  # a number (N,) for each detection, larger for what is more unlike
+Rule = Callable[[Rows], Array]  # a score (N,) for each detection, larger if farther from the training data
 
 
 def wrong(rows: Rows) -> Array:
-    """Detections (N,) whose worst corner is outside of its 99 % ellipse, or that are of no runway."""
+    """Which detections (N,) have a corner outside its 99 % ellipse or show no runway."""
     return rows.wrong > 0
 
 
 def rival_table(artifact: Artifact, found: Mapping[str, Rows], views: Mapping[str, Array], passes: str) -> str:
-    """Every rival; views (V, N, K, 2) by set, and the cost of those."""
+    """Table of all methods, given the views (V, N, K, 2) of each set and their cost."""
     rows = []
     for name, rule in rules(artifact, found["train"]).items():
         began = time.process_time()
@@ -56,7 +56,7 @@ def rival_table(artifact: Artifact, found: Mapping[str, Rows], views: Mapping[st
 
 
 def cells(value: Mapping[str, Array], found: Mapping[str, Rows]) -> list[str]:
-    """AUROC, kept and wrong at every confidence, 5 % of the calibration detections given up."""
+    """AUROC, kept share and wrong share at every confidence, at 5 % false alarms in calibration."""
     fog, score = found["fog"], {name: found[name].poses.scores for name in SETS}
     result = []
     for conf in CONFIDENCES:
@@ -70,7 +70,7 @@ def cells(value: Mapping[str, Array], found: Mapping[str, Rows]) -> list[str]:
 
 
 def rules(artifact: Artifact, train: Rows) -> dict[str, Rule]:
-    """Methods of the literature on the same features, fitted on the same training images."""
+    """Published methods on the same features, fitted on the same training images."""
     novelty = artifact.novelty
     assert novelty is not None
     usual = train.select(np.flatnonzero(train.clean & (train.poses.scores >= 0.25)))
@@ -152,7 +152,7 @@ def relative(train: Rows, usual: Rows) -> Rule:
 
 
 def seen_twice(found: Mapping[str, Rows]) -> dict[str, Rows]:
-    """Detections of every set that any confidence of the table asks for, of some of the calibration images."""
+    """Detections of every set above the lowest confidence of the table; a part of the calibration images."""
     some = found["val"].ids[:KNOWN]
     sets = {**found, "val": found["val"].of_images(lambda ids: np.isin(ids, some))}
     return {name: sets[name].select(np.flatnonzero(sets[name].poses.scores >= min(CONFIDENCES))) for name in SETS}
@@ -173,8 +173,7 @@ def relative_spread(rows: Rows, views: Array, size: Array) -> Array:
     """Largest root mean square distance (N,) of a corner in the views (V, N, K, 2) from the image's own, over a
     size (N, K).
 
-    A view that has no counterpart of the detection counts as one whose corners are all off by a side of the box,
-    the square root of its area.
+    A view without a counterpart of the detection counts as an error of one box side (square root of the area).
     """
     own = rows.poses.keypoints
     lost = own + np.sqrt(box_area(rows.poses.boxes))[:, None, None] * [1.0, 0.0]
@@ -183,7 +182,7 @@ def relative_spread(rows: Rows, views: Array, size: Array) -> Array:
 
 
 def box_size(rows: Rows) -> Array:
-    """A side of the box (N, K), for every corner alike."""
+    """Box side (N, K), equal for all corners."""
     return np.broadcast_to(np.sqrt(box_area(rows.poses.boxes))[:, None], rows.labelled.shape)
 
 

@@ -106,8 +106,8 @@ def ranking_table(shift: ShiftResult) -> str:
 def learnt_note(artifact: Artifact, store: MatchStore, conf: float = 0.25) -> str:
     """A logistic regression that predicts which keypoints of val lie outside their ellipse.
 
-    It is given the keypoint, the stated covariance, scores and the box, and asked about folds of images that it
-    was not fitted on: if it ranks them by little more than chance, so does whatever knows less.
+    Inputs are the keypoint, the stated covariance, the scores and the box, cross-fitted over folds of images. Its
+    ranking is an upper reference: methods with fewer inputs cannot be expected to do better.
     """
     found = rows_of(artifact, store, conf)
     known, label = found.labelled, (found.square > OUTSIDE)[found.labelled]

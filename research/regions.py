@@ -53,7 +53,7 @@ from research.tables import markdown
 PROTOCOL = Protocol(area="box", bootstrap=200)
 RULE = "risk:0.05@0.95"
 SPLITS = 200
-UNSEEN, SEED = "unseen", 46  # nothing was chosen on these scenes; those of seed 16 told what was wrong
+UNSEEN, SEED = "unseen", 46  # no setting was selected on these scenes; those of seed 16 were used to find errors
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def collected(host: Host, dataset: Dataset, folder: Path, settings: FitSettings) -> MatchStore:
-    """The store of a data set, as it is if it is there."""
+    """Feature cache of a data set; an existing one is reused."""
     if (folder / "manifest.json").is_file():
         return MatchStore(folder)
     with progress() as step:
@@ -80,7 +80,7 @@ def collected(host: Host, dataset: Dataset, folder: Path, settings: FitSettings)
 
 
 def matched_of(artifact: Artifact, store: MatchStore, images: Array | None = None) -> MatchedPoses:
-    """True positives under the heads' own dispersions."""
+    """True positives with the dispersions of the heads."""
     truth = replace(store.ground_truth(images), layout=artifact.layout)
     matched = match_poses(predictions_of(artifact.heads, store, images), truth, PROTOCOL)
     offset = artifact.calibrations.offset
@@ -91,13 +91,13 @@ def matched_of(artifact: Artifact, store: MatchStore, images: Array | None = Non
 
 
 def persons(data: Path, work: Path, output: Path) -> str:
-    """Regions of the shipped heads, their size beside constant covariances, pruning with a guarantee, joint NLL."""
+    """Regions of the shipped heads, their size relative to constant covariances, guaranteed pruning, joint NLL."""
     artifact, host = Artifact.load(model_zoo.shipped_artifact()), load_host(model_zoo.find_base())
     settings = FitSettings(imgsz=artifact.imgsz, head=artifact.heads.settings)
     store = collected(host, load_dataset(data, "val"), work / "store-persons", settings)
     seen, unseen = (
         matched_of(artifact, store, np.intersect1d(store.images, artifact.card.images.of(part)))
-        for part in ("choosing", "evaluation")  # the shipped calibration has seen all of them
+        for part in ("choosing", "evaluation")  # the shipped calibration was fitted on all of them
     )
     fitted = fit_calibrations(seen, PROTOCOL)
     distributions = apply_calibrations(unseen, fitted, PROTOCOL, "fitted on other images")
@@ -180,7 +180,7 @@ def guarantee_over_splits(matched: MatchedPoses) -> tuple[float, float, float]:
 
 
 def runways(work: Path) -> str:
-    """Corners together, each and as one; PnP with independent and with joint covariances."""
+    """Regions of single corners and of all corners jointly; PnP with independent and with joint covariances."""
     artifact, host = (
         Artifact.load(shipped_detectors.runway_artifact()),
         load_host(shipped_detectors.runway_detector()),
@@ -233,7 +233,7 @@ def runways(work: Path) -> str:
 
 
 def error(values: Array, image_ids: Array) -> float:
-    """Standard error of a mean over objects, images resampled."""
+    """Standard error of a mean over objects, by resampling images."""
     images, image = np.unique(image_ids, return_inverse=True)
     sums, count = np.bincount(image, np.asarray(values, dtype=float)), np.bincount(image)
     return half_width([sums[pick].sum() / count[pick].sum() for pick in resample_images(len(images), 500)]) / 1.96
@@ -242,7 +242,7 @@ def error(values: Array, image_ids: Array) -> float:
 def positions(
     scenes: Path, matched: MatchedPoses, store: MatchStore, factor: Array, together: Array, dof: float
 ) -> list[list[str]]:
-    """How often the position of PnP lies in its 95 % ellipsoid, attitude given, corners independent or not."""
+    """Coverage of the 95 % ellipsoid of PnP with known attitude, for independent and for correlated corners."""
     content = read_json(scenes / "annotations" / f"{UNSEEN}.json")
     images = {entry["id"]: entry for entry in content["images"]}
     truth = store.ground_truth()

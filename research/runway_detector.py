@@ -80,10 +80,11 @@ WEATHERS: dict[str, tuple[Weather, ...]] = {
 class Stage:
     """Epochs on some scenes of each world at one input size, which varies from batch to batch by ``varied``.
 
-    sigma: the loss saturates where a corner is off by more than a few kappa = 2 sigma of the runway's size, and is
-    blind to errors of a fraction of it: it begins wide and ends narrow. Mirrored copies come first only: the
-    framework mirrors about the image's edge, our pixels count from their centres, so that mirrored labels are one
-    pixel off. half: sums in bfloat16, which is faster and blind to the last fifth of a pixel.
+    sigma: scale of the keypoint loss, with kappa = 2 sigma times the size of the runway. The loss saturates beyond a
+    few kappa and is flat far below it, so stages start wide and end narrow.
+    mirrored: only in early stages. The framework mirrors about the edge of the image, but pixel coordinates refer to
+    pixel centres, so mirrored labels are off by one pixel.
+    half: train in bfloat16. It is faster, but cannot resolve the last 0.2 px.
     """
 
     name: str
@@ -99,11 +100,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages, how many images make a step, how many trainings run in parallel, and what is left of the start.
+    """The stages, images per step, parallel runs, and the weight of the start in the average.
 
-    Each run sees scenes of its own, on a core of its own, which is nearly twice as fast as one run on two. The
-    detector is the mean of their weights, with a share ``kept`` of those that all began with: on the scenes
-    to choose on corners were nearer with .3 or .5 of it than without, and AP the same.
+    Each run has different scenes and one core, which is nearly twice as fast as one run on two cores. The detector is
+    the mean of the runs' weights. The starting weights have a share of ``kept`` in this mean. On the selection scenes
+    a share of 0.3 or 0.5 gave smaller corner errors than 0, with the same AP.
     """
 
     stages: tuple[Stage, ...]
@@ -187,9 +188,9 @@ def main() -> None:
         train(plan, arguments.start or find_base(), work, arguments.output)
     host = load_host(arguments.output)
     judged = [("detector", "choose_detector", 200), ("detector", "test_detector", 400), ("detector", "fog", 200)]
-    if arguments.plan != "plain":  # what the first 400 showed led to the last stage of "footage"
+    if arguments.plan != "plain":  # the first 400 were used to select the last stage of "footage"
         judged += [("detector", "test_again", 400), ("footage", "choose_footage", 200)]
-    if arguments.plan in ("parallel", "parts"):  # and what these showed to this plan
+    if arguments.plan in ("parallel", "parts"):  # and these to select this plan
         judged += [("detector", "test_last", 400)]
     if arguments.plan == "parts":  # for which all of those had been looked at
         judged += [("detector", "test_fresh", 400), ("parts", "choose_parts", 200)]
@@ -201,7 +202,7 @@ def main() -> None:
 
 
 def draw(work: Path, world: str, split: str, count: int, seed: int = SEED) -> Path:
-    """The data yaml of a split, drawn if it does not exist."""
+    """Data yaml of a split; its images are rendered if they do not exist."""
     weather = {split: WEATHERS[world]} if world in WEATHERS else None
     folder = work / "scenes" / split
     return write_dataset(folder, {split: count}, seed, weather, WORLDS[world], processes=PROCESSES)
@@ -229,7 +230,7 @@ def train(plan: Plan, start: Path, work: Path, output: Path) -> None:
 
 
 def run(plan: Plan, number: int, base: Path, work: Path) -> None:
-    """All stages of one run: most epochs at a small input or in half precision, the last ones as the model is."""
+    """All stages of one run: most epochs at a small input or in half precision, the last ones in full."""
     torch.set_num_threads(max((os.cpu_count() or 1) // plan.runs, 1))
     for stage in plan.stages:
         result = folder_of(work, number, stage).with_suffix(".pt")
@@ -243,7 +244,7 @@ def folder_of(work: Path, number: int, stage: Stage) -> Path:
 
 
 def training_data(stage: Stage, plan: Plan, work: Path) -> None:
-    """A data yaml for each run of a stage, with the list of its images beside."""
+    """A data yaml and an image list for each run of a stage."""
     content: dict[str, Any] = {}
     images: list[list[Path]] = [[] for _ in range(plan.runs)]
     for world, count in stage.scenes.items():
@@ -320,7 +321,7 @@ def averaged(work: Path, number: int, stage: Stage) -> dict[str, Tensor]:
 
 
 def mean_weights(given: Sequence[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """The mean of weights by their shares; counters are those of the last."""
+    """Weighted mean of weights; integer counters are those of the last."""
     last = given[-1][1]
     return {
         name: torch.stack([share * each[name] for share, each in given]).sum(0) if w.is_floating_point() else w
@@ -329,7 +330,7 @@ def mean_weights(given: Sequence[tuple[float, dict[str, Tensor]]]) -> dict[str, 
 
 
 def halved(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same with its sums in bfloat16."""
+    """The model in bfloat16."""
 
     def run(*given: Any, **options: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):

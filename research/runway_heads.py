@@ -51,7 +51,7 @@ from research.runway_detector import WORLDS
 SEED, UNSEEN = 21, 900  # of scenes to calibrate on; how many the figures are of, in each world
 PLAIN = 1800  # scenes of the plain world to train on
 SETTINGS = FitSettings(TrainSettings(epochs=16), region_scales=True)
-# Labels that begin elsewhere are far off: with the paper's loss a few of them widen all near corners.
+# Labels at another start of the runway are outliers: with the Gaussian loss a few of them widen all near corners.
 FOR_TAILS = replace(SETTINGS, train=TrainSettings(epochs=16, dof=4.0, scale_weight=False))
 # Worlds by the first word of a split's name.
 DRAWN = {
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def written(artifact: Artifact, host: Host, held: Mapping[str, MatchStore], own: str, output: Path) -> None:
-    """Save heads with the figures of their own world on their card, and say those of all."""
+    """Save heads with the figures of their world on the card; print the figures of all worlds."""
     scores = {name: evaluate_artifact(artifact, host, store) for name, store in held.items()}
     measured = CardFigures.of(scores[own])
     card = replace(artifact.card, data="scenes of research/runway_heads.py", figures=measured)
@@ -140,18 +140,18 @@ def drawn(work: Path, split: str, count: int, seed: int = shipped_detectors.RUNW
 
 
 def calibration_store(host: Host, work: Path, step: Progress, kind: Kind = SIMULATED) -> MatchStore:
-    """The scenes that heads and novelty are calibrated on."""
+    """Feature cache of the scenes for calibration."""
     data = calibration_scenes(work, kind)
     return collect_validation(host, data, work / f"store-{kind.calibration}", SETTINGS, step)
 
 
 def calibration_scenes(work: Path, kind: Kind = SIMULATED) -> Dataset:
-    """The same as a data set."""
+    """Data set of the scenes for calibration."""
     return drawn(work, kind.calibration, kind.scenes, SEED)
 
 
 def line(name: str, scores: Scores) -> str:
-    """The figures of some scenes in one line."""
+    """Figures in one line."""
     measured = CardFigures.of(scores)
     distributions = ", ".join(
         f"{regime} ACE {each.ace:.3f}, ENCE {each.ence:.3f}, NLL {each.nll:.2f}"

@@ -44,9 +44,9 @@ class Measured:
 
     Attributes:
         ace: Student-t average calibration error.
-        floor: What it is for a calibrated model by chance, 95th percentile over resampled images.
-        held: Share of keypoints in 95 % ellipses of the Student-t.
-        held_gaussian: The same of the Gaussian.
+        floor: ACE of a perfectly calibrated model from sampling noise alone, 95th percentile.
+        held: Share of keypoints in the 95 % ellipses of the Student-t.
+        held_gaussian: Share of keypoints in the 95 % ellipses of the Gaussian.
         ence: Expected normalised calibration error of the Gaussian.
         akp: Average keypoint precision.
         nll: Mean negative log-likelihood of the Student-t, nats per keypoint.
@@ -118,7 +118,7 @@ def _visibility(matched: MatchedPoses) -> float:
 
 
 def _constants(matched: MatchedPoses) -> float:
-    """AKP of one dispersion per keypoint, a share of the box."""
+    """AKP of constant dispersions per keypoint, relative to the size of the box."""
     share = np.square(matched.residual).sum(-1) / matched.box_area[:, None]
     level = np.array([np.median(share[matched.labelled[:, k], k]) for k in range(share.shape[1])])
     confidence = -level * matched.box_area[:, None] / matched.area[:, None] / matched.layout.kappa**2

@@ -2,7 +2,7 @@
 
     python -m research.shipped_calibration --data coco-pose/data.yaml --work work/ -o heads.safetensors
 
-The heads stay as they are. Half of the val images, by a hash of their ids, calibrate; the other half is scored and was
+The heads do not change. Half of the val images, by a hash of their ids, calibrate; the other half is scored and was
 never used to choose anything about this step. The saved artifact is calibrated on all val images.
 """
 
@@ -41,7 +41,7 @@ def halves(images: Array) -> tuple[Array, Array]:
 
 
 def calibrated(artifact: Artifact, store: MatchStore, images: Array, *, both: bool) -> Artifact:
-    """The artifact calibrated on images, for both kinds of matches or for OKS alone, with a bound fitted there."""
+    """The artifact calibrated on images, for both kinds of matches or for OKS alone, with a bound fitted on them."""
     settings = replace(artifact.card.fit_settings, match="both" if both else "oks")
     heads = bound_heads(without_conditional_scale(artifact.heads), store, images, settings.protocol)
     if both:

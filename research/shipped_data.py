@@ -35,7 +35,7 @@ MIRROR = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
 
 @dataclass(frozen=True)
 class Part:
-    """Images of a split at one input size: all of them or a share, as they are or mirrored; cells per object."""
+    """Images of a split at one input size: the share used, whether they are mirrored, and cells per object."""
 
     split: str
     imgsz: int
@@ -48,7 +48,7 @@ class Part:
         return f"{self.split}-{self.imgsz}{'-mirrored' * self.mirrored}"
 
 
-# In the order in which they are collected: what is worth most comes first.
+# In the order of collection, the most valuable first.
 PARTS = (
     Part("train", 640),
     Part("extra", 640),
@@ -60,7 +60,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Splits:
-    """Images for the heads by split; those of val, and which of them choose and which are evaluated, by id."""
+    """Training images by split; val images, and the ids for selection and for evaluation."""
 
     heads: dict[str, Dataset]
     val: Dataset
@@ -69,7 +69,7 @@ class Splits:
 
 
 def load_splits(data: Path, extra: Path | None, many: Path | None = None) -> Splits:
-    """The same cut of the same images every time."""
+    """The fixed division of the images."""
     heads = {split: load_dataset(data, split) for split in ("train", "train_small")}
     heads |= {split: load_dataset(path, "train") for split, path in (("extra", extra), ("many", many)) if path}
     val = load_dataset(data, "val")
@@ -99,7 +99,7 @@ def collect_val(host: Host, splits: Splits, work: Path, step: Progress | None = 
 
 @dataclass(frozen=True)
 class Mirrored(Record):
-    """An image and its labels seen in a mirror, under the id of the original."""
+    """A mirrored image with mirrored labels, under the id of the original."""
 
     @classmethod
     def of(cls, record: Record) -> Mirrored:
@@ -118,7 +118,7 @@ class Mirrored(Record):
 
 
 def arguments(description: str | None, rest: Sequence[str] = ("output",)) -> argparse.ArgumentParser:
-    """What every script about the shipped heads is given."""
+    """Command line arguments of all scripts for the shipped heads."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, required=True, help="yaml with train, train_small and val")
     parser.add_argument("--extra", type=Path, help="yaml with further training photographs")

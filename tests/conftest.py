@@ -1,4 +1,4 @@
-"""Settings of all tests: hypothesis draws the same examples every time, and never by the clock."""
+"""Settings of all tests: hypothesis draws the same examples in every run and has no deadline."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-# Side by side, each process has one thread: several share the cores badly. Set before what reads it is imported.
+# With parallel workers each process gets one thread. The variables must be set before numpy and torch are imported.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(_name, "1")
@@ -28,7 +28,7 @@ LOG_AT_FIRST = list(_log.handlers), _log.level, _log.propagate
 
 @pytest.fixture
 def full_disk() -> Iterator[Callable[[int | None], None]]:
-    """No file may grow beyond a hundred bytes, as a full disk would; call it for room, None frees it."""
+    """Imitate a full disk: no file may grow beyond 100 bytes. Call the fixture with another limit; None lifts it."""
     resource = pytest.importorskip("resource", reason="Windows sets no limit to the size of files")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -42,7 +42,7 @@ def full_disk() -> Iterator[Callable[[int | None], None]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: Any) -> Generator[None, object, object]:
-    """The limit of ``full_disk`` ends with the test: what pytest writes before fixtures end may be a file too."""
+    """Lift the limit of ``full_disk`` after the test, because pytest may write files before fixtures end."""
     try:
         return (yield)
     finally:
@@ -52,7 +52,7 @@ def pytest_runtest_call(item: Any) -> Generator[None, object, object]:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Float results are equal bit by bit only under the same number of threads, which ultralytics changes."""
+    """Use one thread: results are bit-identical only for the same number of threads, which ultralytics changes."""
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -62,7 +62,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def published_base() -> Path:
-    """The published YOLO11n-pose, for what shows people; skips where it can neither be found nor fetched."""
+    """The published YOLO11n-pose checkpoint; skips the test if it can neither be found nor fetched."""
     from halopose.errors import HaloposeError
     from halopose.hosts.model_zoo import find_base
 
@@ -74,14 +74,14 @@ def published_base() -> Path:
 
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
-    """Tensors drawn without a generator are the same every time, whatever ran before."""
+    """Seed torch, so that tensors drawn without a generator do not depend on earlier tests."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def _own_log() -> None:
-    """A command makes the library's log its own; a test has it as it was, whatever fixtures ran before."""
+    """Reset the log of the library, which commands reconfigure."""
     log = logging.getLogger("halopose")
     log.handlers, log.propagate = list(LOG_AT_FIRST[0]), LOG_AT_FIRST[2]
     log.setLevel(LOG_AT_FIRST[1])

@@ -13,9 +13,9 @@ from halopose.protocol import Protocol
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"area": "foo"}, "area is annotation or box, got 'foo'"),
-        ({"covariance": "foo"}, "covariance is moment or paper, got 'foo'"),
-        ({"scalarisation": "foo"}, "scalarisation is trace or determinant or eigenvalue, got 'foo'"),
+        ({"area": "foo"}, "annotation or box, got 'foo'"),
+        ({"covariance": "foo"}, "moment or paper, got 'foo'"),
+        ({"scalarisation": "foo"}, "determinant or eigenvalue, got 'foo'"),
         ({"threshold_rule": "foo"}, "unknown threshold rule 'foo'"),
         ({"gamma_ks": 2.0}, "from 0 to 1, got 2.0"),
         ({"gamma_ks": float("nan")}, "from 0 to 1, got nan"),

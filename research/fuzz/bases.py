@@ -44,7 +44,7 @@ def own_base(folder: Path) -> None:
 
 
 def damaged_own_base(folder: Path, rng: random.Random) -> None:
-    """Bytes, or one time in two what the file says of its model, or one of its tensors."""
+    """Damage bytes; in half of the cases the description of the model or one of the tensors."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -78,7 +78,7 @@ def nas_checkpoint(folder: Path) -> None:
 
 
 def damaged_checkpoint(folder: Path, rng: random.Random) -> None:
-    """The file's bytes, or one of the files in it, in an archive that is whole."""
+    """Damage the bytes of the file, or one member of an otherwise intact archive."""
     good, target = folder / "good-base.pt", folder / "base.pt"
     if rng.random() < 0.3:
         target.write_bytes(spoil(good.read_bytes(), rng))
@@ -104,7 +104,7 @@ def deployed_folder(folder: Path) -> None:
 
 
 def damaged_deployed(folder: Path, rng: random.Random) -> None:
-    """Bytes, or one to three values of the metadata, written as `halopose export` would."""
+    """Damage bytes, or one to three values of the metadata."""
     if rng.random() < 0.3:
         damaged_bytes(MODEL)(folder, rng)
         return

@@ -1,6 +1,6 @@
-"""Damage: good content turned into what a disk, a network or another program might make of it.
+"""Damage valid content as a disk, a network or another program might.
 
-In: values or bytes, and a seeded generator. Out: the same with a few of them changed, and what a reader is here.
+Functions take values or bytes and a seeded generator, and return them with a few changes.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ WORDS = [
 
 
 class Wrong(Exception):
-    """What was read or written is silently wrong."""
+    """A result is silently wrong."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What makes a good input in a folder once, what damages it, and what reads it."""
+    """Functions that make a valid input in a folder, damage it and read it."""
 
     name: str
     share: float
@@ -81,7 +81,7 @@ def mangle(content: Any, rng: random.Random) -> Any:
 
 
 def spoil(data: bytes, rng: random.Random) -> bytes:
-    """Bytes with bits flipped, parts cut out, repeated or overwritten, or something else altogether."""
+    """Bytes with bits flipped, with parts cut out, repeated or overwritten, or other bytes."""
     content = bytearray(data)
     action = rng.choice(["flip", "flip", "flip", "cut", "remove", "repeat", "zero", "noise", "prefix", "other"])
     place = rng.randrange(len(content) or 1)
@@ -112,7 +112,7 @@ def dump(path: Path, content: Any) -> None:
 
 
 def damaged_json(name: str) -> Callable[[Path, random.Random], None]:
-    """Damages a json file: its values, or, one time in four, its bytes."""
+    """Damage a JSON file: its values, or in one of four cases its bytes."""
 
     def damage(folder: Path, rng: random.Random) -> None:
         whole = (folder / f"good-{name}").read_bytes()
@@ -125,7 +125,7 @@ def damaged_json(name: str) -> Callable[[Path, random.Random], None]:
 
 
 def damaged_yaml(name: str) -> Callable[[Path, random.Random], None]:
-    """Damages a yaml file: its values, or, one time in three, its bytes."""
+    """Damage a YAML file: its values, or in one of three cases its bytes."""
 
     def damage(folder: Path, rng: random.Random) -> None:
         whole = (folder / f"good-{name}").read_bytes()
@@ -150,7 +150,7 @@ def damaged_words(text: str, rng: random.Random, between: str) -> bytes:
 
 
 def damaged_bytes(*names: str) -> Callable[[Path, random.Random], None]:
-    """Damages the bytes of one of several files, and puts the good ones back in place of the others."""
+    """Damage the bytes of one of several files and restore the others."""
 
     def damage(folder: Path, rng: random.Random) -> None:
         chosen = rng.choice(names)

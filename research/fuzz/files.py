@@ -1,4 +1,4 @@
-"""Files of results, data sets, artifacts, stores, pictures and settings, and what reads them."""
+"""Readers of results, data sets, artifacts, feature caches, images and settings."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def calibration_file(folder: Path) -> None:
 
 
 def resealed_calibration(folder: Path, rng: random.Random) -> None:
-    """Half of them with the right checksum, so that what lies behind it is reached."""
+    """Give half of the cases a valid checksum, so that the code behind the check is reached."""
     content = mangle(json.loads((folder / "good-calibration.json").read_bytes()), rng)
     if isinstance(content, dict) and rng.random() < 0.7:
         content["checksum"] = _checksum(content)
@@ -113,7 +113,7 @@ def damaged_artifact(folder: Path, rng: random.Random) -> None:
 
 
 def resealed(folder: Path, name: str, rng: random.Random) -> None:
-    """Other content under the right checksum, so that what lies behind it is reached."""
+    """Change the content and update the checksum, so that the code behind the check is reached."""
     tensors, content = load_file(folder / f"good-{name}"), read_content(folder / f"good-{name}")
     if rng.random() < 0.5:
         chosen = rng.choice(sorted(tensors))
@@ -243,7 +243,7 @@ def odd_name(folder: Path, rng: random.Random) -> None:
 
 def read_odd_name(folder: Path) -> object:
     name = (folder / "name").read_bytes().decode("utf-8", "surrogateescape")
-    if name in ("99", "rtsp://"):  # a camera that is not there costs the system's time, not ours
+    if name in ("99", "rtsp://"):  # opening a missing camera takes time in the system
         return read_ground_truth(folder / name)
     return list(read_source(folder / name))
 
@@ -272,7 +272,7 @@ def config_file(folder: Path) -> None:
 
 
 def run_command(*words: str) -> Callable[[Path], object]:
-    """A whole command in this process; more than one line, or another exit code than 2, is a fault."""
+    """Run a command in this process; an error of more than one line or with an exit code other than 2 is a fault."""
 
     def read(folder: Path) -> object:
         out, err = io.StringIO(), io.StringIO()

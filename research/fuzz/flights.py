@@ -1,4 +1,4 @@
-"""Recorded flights, calibrated cameras and films as json, and what reads them."""
+"""Readers of recorded flights, calibrated cameras and films as JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def recorded_flight(folder: Path) -> None:
 
 
 def damaged_flight(folder: Path, rng: random.Random) -> None:
-    """One of the files: the camera's, the runway's, a log, or the times of the frames."""
+    """Damage one file: camera, runway, a log, or the times of the frames."""
     for name in ("camera.yaml", "runway.json"):
         (folder / name).write_bytes((folder / f"good-{name}").read_bytes())
     for kind, text in LOGS.items():
@@ -64,7 +64,7 @@ def damaged_flight(folder: Path, rng: random.Random) -> None:
 
 
 def read_flight(folder: Path) -> object:
-    """All of what `halopose land replay` reads, and the filter over it; nothing is seen in the frames."""
+    """Read all inputs of `halopose land replay` and run the filter, without detections."""
     lens, site = read_camera(folder / "camera.yaml"), read_runway(folder / "runway.json")
     logs = {kind: folder / f"{kind}.csv" for kind in KINDS}
     frames = open_frames(folder / "frames")
@@ -129,7 +129,7 @@ def damaged_rig(folder: Path, rng: random.Random) -> None:
 
 
 def recorded_images(folder: Path) -> None:
-    """As a camera driver records: compressed images in MCAP."""
+    """Compressed images in MCAP, as a camera driver records them."""
     kind = "sensor_msgs/msg/CompressedImage"
     coded = cv2.imencode(".png", np.full((16, 24, 3), 80, np.uint8))[1].tobytes()
     with (folder / "good-film.mcap").open("wb") as file:

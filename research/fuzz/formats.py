@@ -1,4 +1,4 @@
-"""Files of other pose tools, and what reads them."""
+"""Readers of files from other pose tools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def poses(covariance: bool = True) -> PoseTable:
 
 
 def text_file(kind: str, name: str) -> Any:
-    """What writes the good file."""
+    """Function that writes the valid file."""
 
     def prepare(folder: Path) -> None:
         write_table(poses(), folder / f"good-{name}", kind)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def text_file(kind: str, name: str) -> Any:
 
 
 def damaged_csv(name: str) -> Any:
-    """Bytes, or words of the csv."""
+    """Damage bytes or words of a CSV file."""
 
     def damage(folder: Path, rng: random.Random) -> None:
         lines = (folder / f"good-{name}").read_text().splitlines()
@@ -132,7 +132,7 @@ def write_slp(table: PoseTable, path: Path) -> None:
 
 
 def read_any(name: str) -> Any:
-    """What reads the damaged file, as the commands do."""
+    """Function that reads the damaged file as the commands do."""
 
     def read(folder: Path) -> None:
         read_table(folder / name, size=SIZE)
@@ -142,7 +142,7 @@ def read_any(name: str) -> Any:
 
 
 def read_landmarks(name: str) -> Any:
-    """The same of json, which may have become another kind of json."""
+    """Function that reads damaged JSON, which may be valid JSON of another kind."""
 
     def read(folder: Path) -> None:
         read_json(folder / name)

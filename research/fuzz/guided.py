@@ -3,7 +3,7 @@
     pip install -e '.[fuzz]'
     python -m research.fuzz.guided --seconds 20 --seed 0
 
-Each target has a process of its own, in which atheris (libFuzzer) records the branches of halopose that a case takes.
+Each target runs in a separate process, in which atheris (libFuzzer) records the branches of halopose that a case takes.
 Half of the changes are those of ``research.fuzz.damage`` (values of json, words of lines), half libFuzzer's (bytes).
 Checksums are made right again. Prints a table of targets, and every fault once with the name of a file that shows it.
 Exits with 1 if there is any.
@@ -123,9 +123,9 @@ def child(target: str, folder: Path, seconds: int, seed: int) -> None:
 
 
 def corpus(reader: Any, place: Path, file: str, seeds: Path) -> Path:
-    """Good files in their places, and the one that is changed as the first case."""
+    """Write the valid files; the file to change is the first case."""
     reader.prepare(place)
-    for number in range(3):  # makes the files beside it, which some readers only have once one is damaged
+    for number in range(3):  # makes the other files, which some readers have only after damage
         reader.damage(place, random.Random(number))
     for path in [place / file, *(place / "place").glob("*")]:  # some are named pipes
         path.unlink(missing_ok=True)
@@ -154,7 +154,7 @@ def corpus(reader: Any, place: Path, file: str, seeds: Path) -> Path:
 
 
 def structured(data: bytes, kind: str, rng: random.Random) -> bytes | None:
-    """Other values in json, other words in lines; None where the content is not of that kind."""
+    """Change values of JSON or words of lines; None if the content is of another kind."""
     from research.fuzz.damage import damaged_words, mangle, spoil
 
     try:
@@ -168,7 +168,7 @@ def structured(data: bytes, kind: str, rng: random.Random) -> bytes | None:
 
 
 def sealed(data: bytes, kind: str) -> bytes:
-    """Content with right checksums, so that what lies behind them is reached."""
+    """Content with valid checksums, so that the code behind the check is reached."""
     seals: dict[str, Callable[[bytes], bytes]] = {"calibration": _calibration, "log": _log, "tar": _tar}
     try:
         return seals[kind](data) if kind in seals else data
@@ -200,7 +200,7 @@ def _tar(data: bytes) -> bytes:
 
 
 def run(target: str, folder: Path, seconds: int, seed: int) -> str:
-    """Run one target in a process of its own, which is ended if it takes too long; what libFuzzer has said."""
+    """Run one target in a separate process with a time limit; return the output of libFuzzer."""
     process = multiprocessing.get_context("fork").Process(target=child, args=(target, folder, seconds, seed))
     process.start()
     process.join(2 * seconds + 60)

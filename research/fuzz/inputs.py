@@ -1,4 +1,4 @@
-"""Yaml with anchors, tar archives, addresses, runway data sets, MCAP messages, cards, and what reads them."""
+"""Yaml with anchors, tar archives, addresses, runway data sets, MCAP messages and cards, with their readers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from research.fuzz.damage import ODD, Reader, Wrong, damaged_json, damaged_words
 from research.fuzz.files import LABEL, damaged_picture, pictures, yolo_folder
 from research.fuzz.flights import CAMERA, rigs
 
-CANARY = "canary"  # a file that only executed code would make
+CANARY = "canary"  # a file that exists only if code was executed
 
 # --- yaml ---------------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ def archive_of(members: list[tuple[str, bytes]], rng: random.Random | None = Non
                 odd_member(entry, rng)
             try:
                 archive.addfile(entry, io.BytesIO(data.ljust(entry.size, b"\0")[: entry.size]))
-            except (ValueError, OverflowError, UnicodeError):  # what tarfile itself cannot write
+            except (ValueError, OverflowError, UnicodeError):  # headers that tarfile cannot write
                 archive.addfile(tarfile.TarInfo("odd"))
     return buffer.getvalue()
 
@@ -165,7 +165,7 @@ def damaged_tar(folder: Path, rng: random.Random) -> None:
 
 
 def read_tar(folder: Path) -> object:
-    """No sample of an archive with a damaged header may be lost without a word."""
+    """Check that no sample of an archive with a damaged header is lost silently."""
     samples = [record.read() for record in load_dataset(folder / "data.yaml", "train").records]
     found = [(image.shape, len(objects)) for image, objects in samples]
     if (folder / "action").read_text() in ("header", "cut", "join") and found != [((12, 16, 3), 1)] * 3:
@@ -334,7 +334,7 @@ def damaged_card(folder: Path, rng: random.Random) -> None:
 
 
 def read_card_and_calibrate(folder: Path) -> object:
-    """A folder that is refused stays as it is."""
+    """Check that a refused folder does not change."""
     before = (folder / MODEL).read_bytes()
     try:
         seen = images_seen(Deployed(folder))

@@ -70,7 +70,7 @@ class MeanOfPixels:
 
 
 def sources(folder: Path, first: int = 0, film: bool = False) -> None:
-    """Grey images, each of a brightness of its own, and a film."""
+    """Grey images of different brightness, and a film."""
     folder.mkdir()
     for number in range(IMAGES):
         cv2.imwrite(str(folder / f"{number}.png"), np.full((12, 16, 3), first + 20 * number, np.uint8))
@@ -86,7 +86,7 @@ def expected(folder: Path) -> dict[str, float]:
 
 
 def check_results(folder: Path, inputs: Path, what: str) -> None:
-    """Every image has one detection, and it is the right one."""
+    """Check that every image has exactly its detection."""
     entries = json.loads((folder / "predictions.json").read_text())
     found = [(e["file_name"], e["keypoints"][0]) for e in entries if e["file_name"].endswith(".png")]
     if len(found) != len(dict(found)) or dict(found) != expected(inputs):
@@ -98,7 +98,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def fresh(folder: Path, *names: str) -> None:
-    """Remove what the last case has left."""
+    """Remove the files of the last case."""
     for path in folder.iterdir():
         if path.name not in names:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -184,7 +184,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def onto_full_disk(folder: Path) -> object:
-    """Everything written is whole; with room again, the same call ends with all results."""
+    """Check that all written files are complete and that a rerun with free space gives all results."""
     error = None
     with largest_file(int((folder / "plan").read_text())):
         try:
@@ -219,7 +219,7 @@ def two_at_once(folder: Path, rng: random.Random) -> None:
 
 
 def by_two_processes(folder: Path) -> object:
-    """Both may succeed, in folders of their own or one after the other; none loses a detection."""
+    """Check two processes at once: either may succeed or be refused, but no detection is lost."""
     plan = json.loads((folder / "plan").read_text())
     settings = PredictSettings(exist_ok=plan["exist_ok"], pictures=None)
     other = os.fork()
@@ -276,7 +276,7 @@ def stop_at(number: int) -> Callable[[int], None]:
 
 
 def resumed(folder: Path) -> object:
-    """Whatever changed in between, the results are those of the images as they are."""
+    """Check that a resumed run has the results of the present images, whatever changed in between."""
     plan = json.loads((folder / "plan").read_text())
     given, settings = folder / "in", PredictSettings(exist_ok=plan["exist_ok"], pictures=None)
     for _ in range(2 if plan["change"] == "twice" else 1):

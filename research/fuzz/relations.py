@@ -125,7 +125,7 @@ def scene_files(folder: Path) -> None:
 
 
 def damaged_scene(folder: Path, rng: random.Random) -> None:
-    """Most often one number, so that the scene is built and written."""
+    """Damage mostly a single number, so that the scene is still built and written."""
     entries = json.loads((folder / "good-scene.json").read_bytes())
     (folder / "scene.toml").write_bytes((folder / "good-scene.toml").read_bytes())
     action = rng.choice(["number", "number", "number", "entries", "values", "rig"])
@@ -152,7 +152,7 @@ def damaged_scene(folder: Path, rng: random.Random) -> None:
 
 
 def read_scene(folder: Path) -> object:
-    """The whole command; what it has written can be read again."""
+    """Run the whole command and read its output."""
     said = run_command("--quiet", "triangulate", "@/scene.toml", "@/scene.json", "-o", "@/scene", "--rate", "30")(
         folder
     )

@@ -4,7 +4,7 @@
 
 Prints a table of surfaces with how many cases were read and refused. Prints every traceback, crash, hang, use of more
 than 2 GB and silently wrong result with the words that make it again (``--only reader --seed N --cases 1``), and exits
-with 1 if there is any. Each reader has a process of its own, which is ended if it is silent for too long.
+with 1 if there is any. Each reader runs in a separate process, which is ended after too long a silence.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Hang(BaseException):
 
 @contextlib.contextmanager
 def time_limit() -> Iterator[None]:
-    """Ends a case that works for too long, where the system has such a timer, to show where."""
+    """End a case after too long a time with a traceback, on systems with such a timer."""
 
     def stop(*_: object) -> None:
         raise Hang
@@ -84,7 +84,7 @@ def time_limit() -> Iterator[None]:
 
 
 def limit_memory() -> None:
-    """Let allocations fail that would take twice what a case may add, before the machine runs out."""
+    """Make allocations beyond twice the memory of a case fail, before the machine runs out of memory."""
     if resource is not None and Path("/proc/self/statm").is_file():
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + 2 * MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -96,7 +96,7 @@ def peak() -> int:
 
 
 def outcome(reader: Reader, folder: Path, seed: int) -> tuple[str, str]:
-    """How one case ended, and the traceback if it ended in one."""
+    """Outcome of one case, with a traceback if there was one."""
     reader.damage(folder, random.Random(f"{reader.name} {seed}"))
     before = peak()
     try:
@@ -118,7 +118,7 @@ def outcome(reader: Reader, folder: Path, seed: int) -> tuple[str, str]:
 
 
 def work(name: str, first: int, last: int, mouth: Connection) -> None:
-    """Says how each case of a reader ended, in a process of its own."""
+    """Run the cases of a reader in a separate process and report each outcome."""
     os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
     with tempfile.TemporaryDirectory() as place:
         READERS[name].prepare(Path(place))
@@ -126,13 +126,13 @@ def work(name: str, first: int, last: int, mouth: Connection) -> None:
         limit_memory()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
-            os.dup2(nowhere, stream)  # what libraries in C say of damaged files
+            os.dup2(nowhere, stream)  # messages of C libraries about damaged files
         for seed in range(first, last):
             mouth.send(outcome(READERS[name], Path(place), seed))
 
 
 def watched(name: str, first: int, last: int) -> Iterator[tuple[int, str, str]]:
-    """Seed, kind and traceback of every case; a process that dies or falls silent is one outcome of a case."""
+    """Seed, kind and traceback of every case; a process that dies or is silent is an outcome too."""
     context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     while first < last:
         ear, mouth = context.Pipe(duplex=False)

@@ -30,7 +30,7 @@ from halopose.matching.matched_poses import match_poses
 from halopose.protocol import Protocol
 from halopose.types import Family
 from halopose.uncertainty.distributions import StudentT
-from tests.helpers.evaluations import poses, synthetic_poses, with_telling_visibility
+from tests.helpers.evaluations import poses, synthetic_poses, with_informative_visibility
 from tests.helpers.mangling import mangled, refusal
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -97,7 +97,7 @@ def test_applying_scales_what_was_predicted(family: Family) -> None:
 
 
 def test_other_keypoints_are_refused() -> None:
-    with pytest.raises(HaloposeError, match="the calibration has 3 keypoints, the predictions 17"):
+    with pytest.raises(HaloposeError, match="3 keypoints, the predictions 17"):
         fitted_file("gaussian").apply(synthetic_poses()[0])
 
 
@@ -143,7 +143,7 @@ def test_what_could_not_be_read_again_is_not_written(family: Family, unit: float
         file.save(tmp_path / "c.json")
         CalibrationFile.load(tmp_path / "c.json")
         return
-    with pytest.raises(HaloposeError, match="check the units of covariance"):
+    with pytest.raises(HaloposeError, match="units of covariance"):
         file.save(tmp_path / "c.json")
     assert not (tmp_path / "c.json").exists()
 
@@ -160,7 +160,7 @@ def test_how_the_threshold_was_fitted_is_in_the_file(tmp_path: Path) -> None:
     distributions_under([again], matched, protocol)
 
 
-def test_files_that_do_not_say_it_took_trace_and_annotated_areas(tmp_path: Path) -> None:
+def test_files_without_these_settings_mean_trace_and_annotated_areas(tmp_path: Path) -> None:
     content = content_of("gaussian", tmp_path)
     for name in ("area", "scalarisation", "rule", "gamma_ks", "sigmas", "area_factor"):
         del content[name]
@@ -232,7 +232,7 @@ def test_distributions_under_files_are_those_given() -> None:
     assert (distributions.threshold == gaussian.threshold).all()
     alone = distributions_under([student], matched, Protocol())
     assert (alone.threshold == -9.0).all()
-    assert "given: student, threshold; 5 folds" in alone.source
+    assert "student, threshold; 5 folds" in alone.source
     own = cross_fitted(matched, Protocol())
     assert torch.equal(alone.distributions["gaussian"].scale_tril, own.distributions["gaussian"].scale_tril)
     assert torch.equal(
@@ -241,7 +241,7 @@ def test_distributions_under_files_are_those_given() -> None:
     )
 
 
-def test_the_protocol_says_which_covariance_a_student_has() -> None:
+def test_the_protocol_selects_the_covariance_of_a_student_t() -> None:
     matched = poses(200, 3, 4, seed=1)
     files = [fitted_file("gaussian"), fitted_file("student-t")]
     nu = files[1].calibration.state_dict()["nu_"][:, None, None]
@@ -253,7 +253,7 @@ def test_the_protocol_says_which_covariance_a_student_has() -> None:
 
 
 def test_visibility_is_looked_at_beside_files() -> None:
-    matched = with_telling_visibility(poses(200, 3, 4, seed=1))
+    matched = with_informative_visibility(poses(200, 3, 4, seed=1))
     files = [fitted_file("gaussian"), fitted_file("student-t")]
     assert distributions_under(files, matched, Protocol()).visibility_threshold is None
     assert distributions_under(files, matched, Protocol(visibility=True)).visibility_threshold is not None
@@ -323,7 +323,7 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     content = content_of("gaussian", tmp_path)
     for changes in ({"tau": [1.0, 1.1, 1.2]}, {"keypoints": content["keypoints"][::-1]}):
         (tmp_path / "c.json").write_text(json.dumps(content | changes))
-        with pytest.raises(HaloposeError, match="its checksum does not match"):
+        with pytest.raises(HaloposeError, match="checksum does not match"):
             CalibrationFile.load(tmp_path / "c.json")
 
 

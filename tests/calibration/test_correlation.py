@@ -193,7 +193,7 @@ def test_json_round_trip_and_damage() -> None:
 
 
 @pytest.mark.parametrize("joint_dof", [math.inf, 9.0])
-def test_ellipsoids_of_whole_objects_hold_what_they_say(joint_dof: float) -> None:
+def test_ellipsoids_of_whole_objects_have_their_coverage(joint_dof: float) -> None:
     nu = None if math.isinf(joint_dof) else np.array([5.0, 9.0, 12.0, 30.0])
     distribution = JointDistribution(some_factors(1), some_correlation(), nu, joint_dof)
     drawn = distribution.sample(4000, np.random.default_rng(5))[:, 0]

@@ -105,7 +105,7 @@ def test_recalibrate_apply_score(
     assert all(("dof" in entry) == (family == "student-t") for entry in after)
     code, error = run_main(monkeypatch, capsys, "score", applied, truth, "-o", tmp_path / "refused")
     assert code == 2
-    assert "of 120 images were used to fit the calibration" in error
+    assert "of 120 images" in error
     assert not (tmp_path / "refused").exists()
     run("score", applied, truth, "-o", tmp_path / "s", "--overlap", "exclude", "--bootstrap", 0)
     run("score", predictions, truth, "-o", tmp_path / "g", "--overlap", "exclude", "--bootstrap", 0,
@@ -132,7 +132,7 @@ def test_a_calibration_of_other_keypoints_is_refused(
     code, error = run_main(
         monkeypatch, capsys, "apply", tmp_path / "c.json", files / "predictions.json", "-o", tmp_path / "x"
     )
-    assert (code, error) == (2, "halopose: the calibration has 5 keypoints, the predictions 17\n")
+    assert (code, error.count("\n"), "5 keypoints, the predictions 17" in error) == (2, 1, True)
 
 
 def test_a_calibration_of_keypoints_in_another_order_is_refused(
@@ -377,7 +377,7 @@ def test_what_no_command_knows_is_one_line(
         RecursionError("too deep"),
     ],
 )
-def test_what_the_system_refuses_is_one_line_and_debug_shows_where(
+def test_system_errors_are_one_line_and_debug_shows_the_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     def fail(*_: object) -> None:

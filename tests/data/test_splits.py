@@ -55,7 +55,7 @@ def test_order_has_nothing_to_do_with_ids() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, -1.0, 1.5, float("nan")])
 def test_no_such_part(fraction: float) -> None:
-    with pytest.raises(HaloposeError, match="above 0 and at most 1"):
+    with pytest.raises(HaloposeError, match="at most 1"):
         part_of_images(np.arange(5), fraction)
 
 
@@ -71,6 +71,6 @@ def test_images_that_were_seen_are_refused_and_numbers_that_coincide_are_said(
     check_unseen(np.arange(1, 10), seen, "seen")
     assert not caplog.text
     check_unseen(np.arange(40), seen, "seen")  # as anybody's images that are counted from 0
-    assert "4 of 40 images have the numbers" in caplog.text
+    assert "4 of 40 images" in caplog.text
     with pytest.raises(HaloposeError, match="seen: give others"):
         check_unseen(np.arange(0, 400, 10), seen, "seen")

@@ -42,7 +42,7 @@ def changed(model: onnx.ModelProto, **values: str | None) -> onnx.ModelProto:
     return copy
 
 
-def test_the_file_says_what_it_is(model: onnx.ModelProto) -> None:
+def test_the_file_describes_itself(model: onnx.ModelProto) -> None:
     artifact = artifact_for(host_of("11"), imgsz=96)
     kept = {entry.key: entry.value for entry in model.metadata_props}
     assert kept["format"] == "halopose-deployed-2"

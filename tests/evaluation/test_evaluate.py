@@ -23,7 +23,7 @@ from tests.helpers.evaluations import (
     partly_labelled,
     poses,
     synthetic_poses,
-    with_telling_visibility,
+    with_informative_visibility,
 )
 
 # --- the right distribution passes, calibration repairs the others ---------------------------------------------------
@@ -106,7 +106,7 @@ def numbers(scores: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("visibility", [False, True])
 @pytest.mark.parametrize("nu", [None, 4])
 def test_pruning_alters_nothing_but_the_selection(nu: float | None, visibility: bool) -> None:
-    matched = with_telling_visibility(partly_labelled(poses(300, 3, nu, seed=9)))
+    matched = with_informative_visibility(partly_labelled(poses(300, 3, nu, seed=9)))
     protocol = Protocol(bootstrap=5, visibility=visibility)
     distributions = cross_fitted(matched, protocol)
     scores = evaluate(matched, distributions, protocol)
@@ -160,8 +160,8 @@ def rules_by_hand(matched: MatchedPoses, distributions: DistributionSet) -> dict
     }
 
 
-def test_ways_to_prune_stand_side_by_side() -> None:
-    matched = with_telling_visibility(partly_labelled(poses(600, 3, 4, seed=20)))
+def test_pruning_methods_are_compared() -> None:
+    matched = with_informative_visibility(partly_labelled(poses(600, 3, 4, seed=20)))
     protocol = Protocol(visibility=True)
     distributions = cross_fitted(matched, protocol)
     scores = evaluate(matched, distributions, protocol)
@@ -182,7 +182,7 @@ def test_ways_to_prune_stand_side_by_side() -> None:
 
 
 def test_without_a_visibility_threshold_confidence_prunes_alone() -> None:
-    matched = with_telling_visibility(partly_labelled(poses(300, 3, 4, seed=20)))
+    matched = with_informative_visibility(partly_labelled(poses(300, 3, 4, seed=20)))
     for protocol, data in (
         (Protocol(), matched),
         (Protocol(visibility=True), replace(matched, visibility=None)),
@@ -310,7 +310,7 @@ def test_nothing_matched_is_an_error(empty: str) -> None:
         matched = matched.select(np.zeros(0, dtype=int))
     else:
         matched = replace(matched, labelled=np.zeros((20, 3), dtype=bool))
-    with pytest.raises(HaloposeError, match=r"no detection matches an annotated object at OKS 0\.5"):
+    with pytest.raises(HaloposeError, match=r"no detection .* OKS 0\.5"):
         evaluate(matched)
 
 

@@ -38,7 +38,7 @@ def test_the_expected_ace_is_the_mean_of_simulations() -> None:
     )
 
 
-def test_groups_are_told_by_what_is_known_of_the_objects() -> None:
+def test_groups_are_made_by_attributes_of_the_objects() -> None:
     matched = poses(120, 3, 5, seed=1)
     occluded = np.asarray(matched.visibility) < 0.3
     # Occluded keypoints err twice as far as stated.

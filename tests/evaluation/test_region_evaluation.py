@@ -30,7 +30,7 @@ def together(instances: int, keypoints: int = 3, seed: int = 0) -> tuple[Matched
     return replace(matched, residual=distribution.sample(1, np.random.default_rng(seed + 1))[0]), correlation
 
 
-def test_regions_of_other_images_hold_what_they_promise() -> None:
+def test_regions_have_their_coverage_on_other_images() -> None:
     matched, _ = together(1500)
     regions = present(evaluate(matched, None, Protocol(bootstrap=20)).regions)
     for place, level in enumerate(REGION_LEVELS):
@@ -44,7 +44,7 @@ def test_regions_of_other_images_hold_what_they_promise() -> None:
     assert list(regions.size) == sorted(regions.size)
 
 
-def test_scores_count_what_lies_inside() -> None:
+def test_scores_count_residuals_inside_regions() -> None:
     matched, _ = together(300)
     fitted = fit_calibrations(*together(300, seed=5)[:1], Protocol())
     distributions = apply_calibrations(matched, fitted, Protocol())
@@ -57,7 +57,7 @@ def test_scores_count_what_lies_inside() -> None:
     assert found.whole_kept.at(90) == (largest <= regions.whole_radius(0.9, kept=True)).mean()
 
 
-def test_the_joint_distribution_gains_what_is_there_to_gain() -> None:
+def test_the_joint_distribution_gains_the_expected_likelihood() -> None:
     matched, correlation = together(2000)
     joint = present(evaluate(matched, None, Protocol(bootstrap=20)).joint)
     best = JointDistribution(np.linalg.cholesky(matched.scale), correlation).gain(matched.residual, matched.labelled)
@@ -84,7 +84,7 @@ def test_a_correlation_in_a_file_is_scored_as_given() -> None:
     joint = present(evaluate(match_poses(again, truth)).joint)
     assert joint.distributions["uncalibrated"].gain < 0  # what was made up does not pay
     entries[1]["correlation"] = (-np.eye(size)).tolist()
-    with pytest.raises(HaloposeError, match="correlation of detection 1 is not symmetric and positive definite"):
+    with pytest.raises(HaloposeError, match="detection 1 is not symmetric"):
         parse_predictions("predictions", entries, truth)
     entries[1]["correlation"] = np.where(np.eye(size), 1.0, 0.1).tolist()
     with pytest.raises(HaloposeError, match="contradicts its covariance"):
@@ -102,11 +102,11 @@ def test_json_round_trip() -> None:
     np.testing.assert_array_equal(present(again.joint).correlation, present(scores.joint).correlation)
     content = scores.to_json()
     content["joint"] = {**content["joint"], "correlation": [[1.0]]}
-    with pytest.raises(HaloposeError, match="not the metrics of an evaluation"):
+    with pytest.raises(HaloposeError, match="not the metrics"):
         Scores.from_json(content)
 
 
-def test_a_promise_of_pruning_is_kept_on_other_images() -> None:
+def test_a_pruning_guarantee_holds_on_other_images() -> None:
     protocol = Protocol(threshold_rule="risk:0.1@0.95")
     broken = 0
     for seed in range(20):
@@ -119,7 +119,7 @@ def test_a_promise_of_pruning_is_kept_on_other_images() -> None:
         broken += (rest.similarity[kept] < protocol.gamma_ks).mean() > 0.1
     assert broken <= 2
     hopeless = replace(matched, residual=np.full(matched.residual.shape, 1e5))
-    with pytest.raises(HaloposeError, match=r"no threshold meets the guarantee risk:0\.1@0\.95"):
+    with pytest.raises(HaloposeError, match=r"risk:0\.1@0\.95"):
         cross_fitted(hopeless, protocol)
 
 

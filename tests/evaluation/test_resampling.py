@@ -18,7 +18,7 @@ from halopose.evaluation.scores import AXES, METRICS
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.protocol import Protocol
 from halopose.types import Array
-from tests.helpers.evaluations import partly_labelled, poses, with_telling_visibility
+from tests.helpers.evaluations import partly_labelled, poses, with_informative_visibility
 
 PROTOCOL = Protocol()
 EDGES = np.array([1024.0, 9216.0])
@@ -28,7 +28,7 @@ RANDOM = ("akp_random", "akp_skill")  # a draw of its own order
 
 def true_positives(images: Array, seed: int, nu: float | None = None) -> MatchedPoses:
     """Three instances of four keypoints per image, correctly described up to a factor."""
-    matched = with_telling_visibility(partly_labelled(poses(3 * len(images), 4, nu, seed, flaw=1.2), seed, 0.8))
+    matched = with_informative_visibility(partly_labelled(poses(3 * len(images), 4, nu, seed, flaw=1.2), seed, 0.8))
     return replace(matched, image_ids=np.repeat(images, 3))
 
 
@@ -118,7 +118,7 @@ def test_plot_data_are_those_of_the_evaluation() -> None:
         np.testing.assert_array_equal(one.variance[axis]["empirical"], points.empirical)
 
 
-def test_a_draw_without_keypoints_says_nothing() -> None:
+def test_a_draw_without_keypoints_has_no_metrics() -> None:
     """One of many images has all the matches, so that most draws of two images have none."""
     matched = true_positives(np.array([5]), seed=0)
     one = measured(matched, images=np.arange(12))

@@ -30,8 +30,8 @@ from tests.helpers.evaluations import (
     poses,
     real_scores,
     with_distribution,
+    with_informative_visibility,
     with_pruned_distribution,
-    with_telling_visibility,
 )
 from tests.helpers.mangling import mangled, refusal
 
@@ -45,7 +45,7 @@ def assert_same(one: Scores, other: Scores) -> None:
 
 def with_everything() -> Scores:
     """Intervals, a visibility threshold, and keypoints without samples."""
-    matched = with_telling_visibility(partly_labelled(poses(200, 3, 4, seed=2)))
+    matched = with_informative_visibility(partly_labelled(poses(200, 3, 4, seed=2)))
     return evaluate(matched, protocol=Protocol(visibility=True, bootstrap=4, scale_edges=(1024.0, 1e9)))
 
 
@@ -164,7 +164,7 @@ CONTENT = json.loads(json.dumps(real_scores().to_json(), default=np.ndarray.toli
 
 @pytest.mark.parametrize("content", [None, 3, "text", [], {}, {"keypoints": 3}, [CONTENT]])
 def test_what_is_no_metrics_is_one_line(content: Any) -> None:
-    with pytest.raises(HaloposeError, match="not the metrics of an evaluation") as error:
+    with pytest.raises(HaloposeError, match="not the metrics") as error:
         Scores.from_json(content)
     assert "\n" not in str(error.value)
 
@@ -209,7 +209,7 @@ def test_wrong_values_are_refused_in_one_line(path: tuple[Any, ...], value: Any)
     for key in path[:-1]:
         node = node[key]
     node[path[-1]] = value
-    with pytest.raises(HaloposeError, match="not the metrics of an evaluation") as error:
+    with pytest.raises(HaloposeError, match="not the metrics") as error:
         Scores.from_json(content)
     assert "\n" not in str(error.value)
 

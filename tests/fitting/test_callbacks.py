@@ -22,7 +22,7 @@ def tell(callback: Callback) -> None:
     callback.on_end()
 
 
-def test_an_epoch_says_its_losses_and_the_time_left() -> None:
+def test_an_epoch_prints_its_losses_and_the_time_left() -> None:
     assert str(EPOCHS[0]) == "epoch 1 of 3: loss 4.5000, held-out 4.2500 (best), at most 60 s left"
     assert str(Epoch(3, 3, 4.0, 4.5, False, 30.0)) == "epoch 3 of 3: loss 4.0000, held-out 4.5000"
     assert [duration(seconds) for seconds in (40, 180, 9000)] == ["40 s", "3 min", "2.5 h"]

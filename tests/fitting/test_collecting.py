@@ -192,7 +192,7 @@ def test_a_data_set_without_a_readable_image_is_refused(tmp_path: Path) -> None:
     data = write_scenes(tmp_path, host_of(KIND), {"train": 2})
     for path in (tmp_path / "images" / "train").iterdir():
         path.write_bytes(b"no picture")
-    with pytest.raises(HaloposeError, match="none of the 2 images could be read"):
+    with pytest.raises(HaloposeError, match="none of the 2 images"):
         collect(host_of(KIND), load_dataset(data, "train"), tmp_path / "store", SETTINGS)
 
 
@@ -261,7 +261,7 @@ def test_other_settings_data_or_base_are_refused(data: Path, folder: Path) -> No
 def test_a_small_disk_is_refused_before_the_start(data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda place: usage(1, 1, 1000))
-    with pytest.raises(HaloposeError, match=r"collecting may need .* has 1000 bytes free") as error:
+    with pytest.raises(HaloposeError, match="has 1000 bytes free") as error:
         collect(host_of(KIND), load_dataset(data, "train"), folder, SETTINGS)
     one_line(error)
     assert not list(folder.glob("shard*"))
@@ -277,7 +277,7 @@ def test_predicted_size_is_an_upper_bound(data: Path, folder: Path) -> None:
 
 def test_other_keypoints_are_refused(data: Path, folder: Path) -> None:
     host = UltralyticsHost(pose_model(KIND, (5, 3)))
-    with pytest.raises(HaloposeError, match="17 keypoints, the model 5"):
+    with pytest.raises(HaloposeError, match="the model 5"):
         collect(host, load_dataset(data, "train"), folder, SETTINGS)
 
 
@@ -332,7 +332,7 @@ def own(data: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("what", ["labels", "pixels", "time", "nothing"])
-def test_only_what_changed_is_collected_again(
+def test_only_changed_images_are_collected_again(
     own: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 2)
@@ -365,6 +365,6 @@ def test_a_flipped_bit_in_a_shard_is_refused(own: Path, tmp_path: Path) -> None:
     content[-100] ^= 4
     path.write_bytes(content)
     for read in (store.ground_truth, lambda: list(store.cells("assigned"))):
-        with pytest.raises(HaloposeError, match=r"damaged: its checksum .* run the same collect again") as error:
+        with pytest.raises(HaloposeError, match=r"checksum .* collect again") as error:
             read()
         one_line(error)

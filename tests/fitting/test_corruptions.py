@@ -56,7 +56,7 @@ def test_copies_keep_objects_and_have_ids_of_their_own(data: Path) -> None:
             assert np.array_equal(image, clean) == (record.image_id < COPY)
 
 
-def test_a_store_can_tell_corruptions_apart(data: Path) -> None:
+def test_a_store_labels_its_corruptions(data: Path) -> None:
     dataset = load_dataset(data, "train")
     one, other = (corrupted(dataset, kind, 2).records[0] for kind in ("blur", "noise"))
     assert one.image_id == other.image_id

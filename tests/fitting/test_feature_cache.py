@@ -62,14 +62,14 @@ def test_a_store_at_an_address_is_that_in_a_folder(
     assert all(bool((a.windows == b.windows).all()) for a, b in zip(mine, theirs, strict=True))
     assert store.digest() == MatchStore(folder).digest()
     shard_path(there, 1).unlink()
-    with pytest.raises(HaloposeError, match=r"not complete \(of 3 shards 1 missing: shard-00001\)"):
+    with pytest.raises(HaloposeError, match=r"3 shards 1 missing: shard-00001\)"):
         MatchStore(there)
     first = there / shard_path(there, 0).name
     kept = first.stamp()
     collect(host, dataset, there, SETTINGS)
     assert first.stamp() == kept
     shard_path(there, 1).write_bytes(shard_path(folder, 1).read_bytes()[:-1] + b"x")
-    with pytest.raises(HaloposeError, match=r"shard-00001.* is damaged: its checksum"):
+    with pytest.raises(HaloposeError, match=r"shard-00001.* checksum"):
         list(MatchStore(there).cells("assigned"))
 
 
@@ -88,7 +88,7 @@ def test_true_positives_part_by_part_are_those_of_the_whole(
         parts = pipeline.true_positives(heads, store, None, protocol)
         for name, column in vars(whole).items():
             assert np.array_equal(getattr(parts, name), column) if isinstance(column, np.ndarray) else True
-    with pytest.raises(HaloposeError, match="no detection in these images"):
+    with pytest.raises(HaloposeError, match="no detection"):
         pipeline.true_positives(heads, store, np.array([10**9]), protocol)
 
 
@@ -98,7 +98,7 @@ def test_incomplete_and_foreign_stores_are_refused(
     monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 2)
     collect(host_of(KIND), load_dataset(data, "train"), folder, SETTINGS)
     shard_path(folder, 1).unlink()
-    with pytest.raises(HaloposeError, match=r"not complete \(of 3 shards 1 missing: shard-0000"):
+    with pytest.raises(HaloposeError, match="3 shards 1 missing: shard-0000"):
         MatchStore(folder)
     (folder / "manifest.json").write_text("")
     for place in (folder, tmp_path / "nowhere"):
@@ -136,10 +136,10 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"settings": {"imgsz": [64], "conf": "high"}}, {"strides": []},
     ],
 )  # fmt: skip
-def test_a_manifest_that_says_nonsense_is_refused_at_once(changes: dict[str, Any], whole: Path) -> None:
+def test_an_invalid_manifest_is_refused_at_once(changes: dict[str, Any], whole: Path) -> None:
     content = json.loads((whole / "kept.json").read_text())
     (whole / "manifest.json").write_text(json.dumps(content | changes))
-    with pytest.raises(HaloposeError, match="damaged manifest: collect it again") as error:
+    with pytest.raises(HaloposeError, match="damaged manifest") as error:
         MatchStore(whole)
     assert "\n" not in str(error.value)
 

@@ -63,7 +63,7 @@ class KilledOnce(StubHost):
         return super().forward(batch)
 
 
-def test_the_store_is_that_of_one_process_whoever_is_killed(cluster: None, pictures: Dataset, tmp_path: Path) -> None:
+def test_the_store_equals_that_of_one_process_after_kills(cluster: None, pictures: Dataset, tmp_path: Path) -> None:
     collect(StubHost(), pictures, tmp_path / "here", SETTINGS)
     expected = files(tmp_path / "here")
     assert len(expected) == 4  # three shards and the manifest

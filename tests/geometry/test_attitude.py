@@ -50,7 +50,7 @@ def test_it_is_the_pose_that_fits_corners_and_attitude_best() -> None:
         assert solution.cost[n] == pytest.approx(2 * best.cost, rel=0.02, abs=1e-3)
 
 
-def test_errors_have_the_covariance_that_it_says() -> None:
+def test_errors_have_the_stated_covariance() -> None:
     pixels, covariance, given = simulated(2000, 2)
     covariance = np.broadcast_to(covariance.mean(0), covariance.shape)
     rng = np.random.default_rng(3)

@@ -126,7 +126,7 @@ def test_a_wrong_corner_is_left_out_or_the_frame_is_not_trusted(with_attitude: b
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_what_is_trusted_has_a_position_however_wrong_a_corner_is(check: bool) -> None:
+def test_trusted_frames_have_a_position_with_any_wrong_corner(check: bool) -> None:
     """Corners whose ends err almost as one: steps towards their minimum may lead behind the camera."""
     pixels, covariance, turned, _ = noisy(2000.0, 1.0, 2000, 9, 7e-4)
     rng = np.random.default_rng(10)
@@ -249,7 +249,7 @@ def test_two_poses_of_like_cost_are_ambiguous() -> None:
 
 
 def test_risks_are_probabilities_and_two_faults_are_counted_apart() -> None:
-    with pytest.raises(HaloposeError, match="integrity must lie between 0 and 1"):
+    with pytest.raises(HaloposeError, match="between 0 and 1"):
         Risks(integrity=0.0)
     with pytest.raises(HaloposeError, match="false_alarm"):
         Risks(false_alarm=2.0)
@@ -268,7 +268,7 @@ def test_levels_are_infinite_where_the_budget_is_overdrawn() -> None:
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (0, 3)])
-def test_two_corners_wrong_together_stay_within_the_levels(pair: tuple[int, int]) -> None:
+def test_two_wrong_corners_stay_within_the_protection_levels(pair: tuple[int, int]) -> None:
     """Both corners of the near end 9 sigma towards the aircraft, and of the left edge to the left."""
     risks = Risks(pairs=(((0, 1), 1e-3), ((0, 3), 1e-3)))
     distance, shift = (3000.0, (0.0, 9.0)) if pair == (0, 1) else (800.0, (-9.0, 0.0))

@@ -65,7 +65,7 @@ def test_independent_points_are_solved_as_ever() -> None:
     )
 
 
-def test_common_causes_and_a_joint_covariance_say_the_same() -> None:
+def test_common_causes_equal_a_joint_covariance() -> None:
     correlation, covariance = correlated()
     pixels, joint = noisy(10)
     own, shared = own_and_shared(np.repeat(covariance, 10, axis=0), correlation)

@@ -85,7 +85,7 @@ def test_lines_of_corners_carry_the_joint_distribution_of_the_corners() -> None:
     np.testing.assert_allclose(np.cov(found.T), stated, atol=0.05 * np.diagonal(stated).max())
 
 
-def test_four_corners_say_the_same_as_four_points_of_independent_covariance() -> None:
+def test_four_corners_equal_four_points_of_independent_covariance() -> None:
     spread = np.broadcast_to(np.diag([1.0, 4.0]), (1, 4, 2, 2))
     one = lines_of_corners(project_points(PLAIN, *view(), CORNERS), spread, CORNERS, RECTANGLE_EDGES)
     joint = np.zeros((1, 8, 8))
@@ -95,7 +95,7 @@ def test_four_corners_say_the_same_as_four_points_of_independent_covariance() ->
 
 
 @pytest.mark.parametrize("uncertain", [False, True])
-def test_solves_with_lines_spread_as_they_say_and_far_less(uncertain: bool) -> None:
+def test_solves_with_lines_have_their_stated_spread(uncertain: bool) -> None:
     """2,000 simulated frames at 1.5 km: corners of 2 px, side edges and threshold of 0.3 px at two stations."""
     rng, count = np.random.default_rng(3), 2000
     rotation, position = view()

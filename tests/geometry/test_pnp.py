@@ -450,7 +450,7 @@ def test_no_input_gives_a_confident_answer_that_does_not_fit(seed: int) -> None:
 
 def test_wrong_shapes_are_refused() -> None:
     seen = sight(1500.0, 2, np.random.default_rng(22))
-    with pytest.raises(HaloposeError, match=r"pixels should have shape \(N, K, 2\)"):
+    with pytest.raises(HaloposeError, match=r"pixels .* \(N, K, 2\)"):
         solve_pose(Observations(CAMERA, CORNERS, seen.pixels[0], seen.covariance))
     with pytest.raises(HaloposeError, match=r"covariances.*\(1, 4, 2, 2\)"):
         solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance[:1]))

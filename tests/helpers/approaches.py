@@ -1,4 +1,4 @@
-"""Cameras on a three-degree approach, and noisy sightings of the runway's corners."""
+"""Cameras on a three-degree approach, and noisy detections of the runway corners."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Checkpoints that no loader should run, and what tests of all hosts look at."""
+"""Checkpoints that no loader may execute, and helpers for the tests of all hosts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Payload:
 
 
 class Foreign:
-    """A class that no checkpoint should hold."""
+    """A class that no checkpoint may contain."""
 
 
 def views() -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""True positives whose law is known, and real scores of them, for the tests of the evaluation and its reports."""
+"""True positives of a known distribution and their scores, for tests of evaluation and reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def poses(
     flaw: float = 1.0,
     names: Sequence[str] | None = None,
 ) -> MatchedPoses:
-    """True positives drawn from their own law, ``flaw`` times as far from the truth; no selection by OKS."""
+    """True positives drawn from their stated distribution, with errors scaled by ``flaw``; no selection by OKS."""
     rng = np.random.default_rng(seed)
     raw = rng.normal(size=(instances, keypoints, 3)) * [1.0, 2.0, 1.0] + 1.5
     raw[..., 1] -= 1.5
@@ -67,8 +67,8 @@ def partly_labelled(matched: MatchedPoses, seed: int = 0, share: float = 0.7) ->
     return replace(matched, labelled=labelled)
 
 
-def with_telling_visibility(matched: MatchedPoses, seed: int = 0, noise: float = 0.5) -> MatchedPoses:
-    """The visibility score knows how far off a keypoint is, roughly, which no covariance does."""
+def with_informative_visibility(matched: MatchedPoses, seed: int = 0, noise: float = 0.5) -> MatchedPoses:
+    """Visibility scores correlated with the actual errors, unlike the covariances."""
     error = np.random.default_rng(seed).normal(0, noise, matched.labelled.shape)
     return replace(matched, visibility=1 / (1 + np.exp(-np.log(matched.similarity + 1e-9) - 1 + error)))
 
@@ -76,7 +76,7 @@ def with_telling_visibility(matched: MatchedPoses, seed: int = 0, noise: float =
 def as_given(
     matched: MatchedPoses, threshold: float = -np.inf, distribution: Bivariate | None = None
 ) -> DistributionSet:
-    """The predictions' own law, uncalibrated, as all three laws."""
+    """The stated distribution in place of all three distributions."""
     distribution = distribution or stated_distribution(matched)
     return DistributionSet(
         distributions=dict.fromkeys(DISTRIBUTIONS, distribution),
@@ -103,7 +103,7 @@ def real_scores(
     bootstrap: int = 0,
     prune: bool = True,
 ) -> Scores:
-    """Scores of an evaluation, heavy tails and all, of keypoints with the given names."""
+    """Scores of an evaluation with heavy-tailed errors, of keypoints with the given names."""
     matched = poses(instances, len(names), 4, seed=1, flaw=1.3, names=names)
     protocol = Protocol(scale_edges=edges, bootstrap=bootstrap)
     distributions = cross_fitted(matched, protocol)
@@ -113,18 +113,18 @@ def real_scores(
 
 
 def json_text(scores: Scores, folder: Path) -> str:
-    """What metrics.json holds."""
+    """Content of metrics.json."""
     write_json(folder / "metrics.json", scores.to_json())
     return (folder / "metrics.json").read_text()
 
 
 def with_distribution(scores: Scores, name: str, **changes: Any) -> Scores:
-    """The same scores but for some of one law's."""
+    """The scores with changes to one distribution."""
     changed: dict[str, Any] = {name: replace(scores.distribution(name), **changes)}
     return replace(scores, **changed)
 
 
 def with_pruned_distribution(scores: Scores, name: str, **changes: Any) -> Scores:
-    """The same scores but for some of one law's after pruning."""
+    """The scores with changes to one distribution after pruning."""
     changed: dict[str, Any] = {name: replace(scores.pruned.distribution(name), **changes)}
     return replace(scores, pruned=replace(scores.pruned, **changed))

@@ -45,7 +45,7 @@ def parsed(text: str) -> _Page:
 
 
 def shown(text: str, probe: str, width: int, folder: Path) -> dict[str, str]:
-    """What a script that runs when the page is loaded leaves in the body's data; nothing may reach the console."""
+    """Run a script when the page is loaded; return the data of the body. Fails if the console has output."""
     page = folder / "page.html"
     script = f'<script>addEventListener("load", () => {{ {probe} }});</script>'
     # A page without a script allows none; the probe is not part of it.

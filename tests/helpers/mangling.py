@@ -1,4 +1,4 @@
-"""Json content damaged at random, as a strategy of hypothesis, and what a parser makes of it."""
+"""Hypothesis strategy for randomly damaged JSON, and the outcome of a parser on it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mangled(draw: st.DrawFn, content: Any) -> Any:
 
 
 def refusal(parse: Callable[..., T], *arguments: Any) -> tuple[T | None, str]:
-    """What the parser made of its arguments, or the line with which it refused them."""
+    """Result of the parser, or its one-line error."""
     try:
         return parse(*arguments), ""
     except HaloposeError as error:

@@ -1,6 +1,6 @@
-"""Pose models with random weights, photographs, little data sets and a murderer, for the tests of the hosts.
+"""Pose models with random weights, photographs, small data sets, and a runner that kills processes.
 
-Nothing here comes from the network: architectures and photographs are part of the ultralytics wheel.
+Nothing is downloaded: architectures and photographs are part of the ultralytics wheel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def wants_end2end(kind: str) -> bool | None:
 
 
 def pose_model(kind: str, shape: tuple[int, int] = (17, 3), classes: int = 1, seed: int = 0) -> Any:
-    """A fresh copy of a random model in which every layer matters and some cells are confident."""
+    """A new copy of a random model in which every layer affects the output and some cells are confident."""
     return copy.deepcopy(_pose_model(kind, shape, classes, seed))
 
 
@@ -90,7 +90,7 @@ def _nas(kind: str, shape: tuple[int, int], classes: int) -> nn.Module:
 
 
 def _liven(model: nn.Module) -> None:
-    """Batch norm statistics of real activations, and last layers whose outputs vary over the image."""
+    """Set batch norm statistics from real activations, and scale last layers so that outputs vary over the image."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = None  # cumulative average
@@ -110,7 +110,7 @@ def _liven(model: nn.Module) -> None:
 
 
 def _last_layers(model: Any) -> Iterator[tuple[nn.Conv2d, float, float | None]]:
-    """The layers that give scores, boxes and keypoints, with the spread and the mean wanted of their outputs."""
+    """Last layers of scores, boxes and keypoints, with the target spread and mean of their outputs."""
     heads = [model.model[-1]] if isinstance(model, PoseModel) else list(model.heads.children())
     for name, spread, level in (
         ("cv3", 1.2, -1.2),
@@ -149,12 +149,12 @@ def make_host(kind: str, model: nn.Module, **options: Any) -> Host:
 
 @cache
 def host_of(kind: str) -> Host:
-    """The host of ``pose_model(kind)``; hosts never change, so that tests may share it."""
+    """The host of ``pose_model(kind)``, shared by tests because hosts do not change."""
     return make_host(kind, pose_model(kind))
 
 
 def with_split_student(artifact: Artifact, threshold: float = -0.05) -> Artifact:
-    """The same with laws of their own, by chance, for kept and for pruned keypoints."""
+    """The artifact with random Student-t distributions for kept and for pruned keypoints."""
     fitted, parts = artifact.calibrations, []
     for factor in (0.7, 1.6):
         distribution = StudentTCalibration(len(artifact.layout))
@@ -165,7 +165,7 @@ def with_split_student(artifact: Artifact, threshold: float = -0.05) -> Artifact
 
 
 def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 64) -> Artifact:
-    """An artifact as if it had been trained: heads, temperatures and tails by chance."""
+    """An artifact with random heads and calibrations."""
     count = host.keypoint_count
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(5)
@@ -206,7 +206,7 @@ def random_scale(keypoints: int, seed: int = 0) -> ConditionalScale:
 
 
 def framework_predict(kind: str, model: nn.Module, source: Any, **options: Any) -> list[Any]:
-    """What the unmodified framework itself predicts."""
+    """Prediction of the unmodified framework."""
     ensure_torchvision()
     if kind == "nas":
         return _libreyolo_predict(model, source, **options)
@@ -234,7 +234,7 @@ def _libreyolo_predict(model: nn.Module, source: Any, **options: Any) -> list[An
 
 @cache
 def framework_on(kind: str, name: str, imgsz: int) -> Any:
-    """The framework's own result for a photograph, at its own default thresholds."""
+    """Result of the framework for a photograph at its default thresholds."""
     return framework_predict(kind, pose_model(kind), photograph(name), imgsz=imgsz, conf=0.25, iou=0.7)[0]
 
 
@@ -270,7 +270,7 @@ def write_yolo(root: Path, splits: dict[str, list[tuple[str, np.ndarray, list[li
 def labels_like_predictions(
     host: Host, image: np.ndarray, generator: np.random.Generator, most: int = 3
 ) -> list[list[float]]:
-    """Label rows of the model's own best detections, each keypoint displaced by noise of its own size."""
+    """Label rows from the model's best detections; the size of the noise differs between keypoints."""
     batch, boxes = host.preprocess([image], 64, True)
     selection = host.select(host.forward(batch), conf=0.05, iou=0.3)[0]
     found = host.to_original(selection, boxes[0], (batch.shape[2], batch.shape[3]))
@@ -302,7 +302,7 @@ def write_scenes(root: Path, host: Host, counts: dict[str, int], side: int = 64,
 
 
 def run_script(text: str, *arguments: Any) -> str:
-    """Run Python text in a process of its own, with the tests' modules importable; its standard output."""
+    """Run Python text in a separate process that can import the tests; return its standard output."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src")))}
     done = subprocess.run(
         [sys.executable, "-c", text, *map(str, arguments)],
@@ -318,7 +318,7 @@ def run_script(text: str, *arguments: Any) -> str:
 def survive_kills(work: Callable[[], object], progress: Callable[[], int], targets: list[int], seed: int = 0) -> None:
     """Run ``work`` in forked children, each killed -9 a random moment after ``progress`` passed its target.
 
-    Then once more to its end. Prints what had been done at each kill.
+    Then run it once more to its end. Prints the progress at each kill.
     """
     jitter = random.Random(seed)
     reached = []

@@ -16,7 +16,7 @@ from tests.helpers.models import pose_model, wants_end2end
 
 
 def framework_onnx(kind: str, folder: Path, size: int) -> Path:
-    """The framework's own export of ``pose_model(kind)``, for any batch and, but for YOLO-NAS, any size of input."""
+    """Export of ``pose_model(kind)`` by its framework, for any batch and any input size (YOLO-NAS: one size)."""
     folder.mkdir(parents=True, exist_ok=True)
     if kind == "nas":
         return libreyolo_onnx(pose_model(kind), folder, size)

@@ -1,4 +1,4 @@
-"""pytorch-ood, an independent implementation of what the literature does about data unlike all others."""
+"""pytorch-ood, an independent implementation of out-of-distribution detectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halopose.hosts.torchvision_shim import ensure_torchvision
 
 
 def detector(name: str, *arguments: Any, **options: Any) -> Any:
-    """One of its detectors by name, for features alone; it imports torchvision, beside a CPU torch too."""
+    """A detector of pytorch-ood by name, on features. It imports torchvision, which the shim provides."""
     ensure_torchvision()
     from pytorch_ood import detector as detectors
 
@@ -19,6 +19,6 @@ def detector(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 def fitted(name: str, features: Tensor, *arguments: Any, **options: Any) -> Any:
-    """The same, fitted on features (N, C) of one class."""
+    """A detector fitted on features (N, C) of one class."""
     labels = torch.zeros(len(features), dtype=torch.long)
     return detector(name, *arguments, **options).fit_features(features, labels)

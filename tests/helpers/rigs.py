@@ -25,7 +25,7 @@ def rig(count: int = 4) -> list[CalibratedView]:
 
 
 def walk(frames: int, shift: Array | None = None, speed: float = 1.5) -> Array:
-    """Keypoints (T, 17, 3) of somebody who walks to and fro, arms and legs swinging."""
+    """Keypoints (T, 17, 3) of a person who walks back and forth."""
     time = np.arange(frames)[:, None, None] / 30
     way = np.array([0.7, 0.4, 0.0]) * np.sin(speed * time)
     swing = 0.15 * np.sin(2 * np.pi * time + np.arange(17)[:, None]) * np.array([1.0, 0.0, 0.3])
@@ -35,7 +35,7 @@ def walk(frames: int, shift: Array | None = None, speed: float = 1.5) -> Array:
 def film(
     view: CalibratedView, persons: list[Array], seed: int, low: float = 2.0, high: float = 8.0
 ) -> list[PoseDistributions]:
-    """Detections of persons (T, 17, 3) by one view, with Gaussian errors as stated; their order changes."""
+    """Detections of persons (T, 17, 3) in one view, with Gaussian errors as stated and in changing order."""
     rng = np.random.default_rng(seed)
     frames = []
     for n in range(len(persons[0])):

@@ -1,4 +1,4 @@
-"""Squared distances of one keypoint, as calibrations take them."""
+"""Squared distances of one keypoint, as input of calibrations."""
 
 from typing import Any
 

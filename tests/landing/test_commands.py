@@ -185,7 +185,7 @@ class Strange(Oracle):
         return [replace(poses, novelty=np.full(len(poses), 1e-3)) for poses in super().predict(image, conf)]
 
 
-def test_a_recording_unlike_the_data_says_what_to_do(land: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_out_of_distribution_recording_is_reported(land: Callable[..., Any], tmp_path: Path) -> None:
     there = tmp_path / "approach"
     land("simulate", "--record", there)
     named = (
@@ -205,7 +205,7 @@ def test_a_recording_unlike_the_data_says_what_to_do(land: Callable[..., Any], t
     assert "--widen" not in said
 
 
-def test_logs_in_other_units_say_what_to_check(land: Callable[..., Any], tmp_path: Path) -> None:
+def test_logs_in_other_units_are_reported(land: Callable[..., Any], tmp_path: Path) -> None:
     """Attitudes in radians under the name of degrees, as a user once wrote them."""
     there = tmp_path / "approach"
     land("simulate", "--record", there)
@@ -308,7 +308,7 @@ def test_mistakes_are_one_line(
     assert message in refused(monkeypatch, capsys, "land", *words)
 
 
-def test_land_without_a_command_simulates_and_says_so(
+def test_land_without_a_command_simulates(
     land: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its options may come from a configuration file, where the group has its commands under its name."""

@@ -77,7 +77,7 @@ def flights() -> list[SimulatedFlight]:
     return [flown(seed, INDEPENDENT) for seed in range(10)]
 
 
-def test_vision_covers_what_it_promises(flights: list[SimulatedFlight]) -> None:
+def test_vision_fixes_have_their_stated_coverage(flights: list[SimulatedFlight]) -> None:
     inside = [
         distances(f.vision_fixes.position - f.position, total_covariance(f))[f.vision_fixes.trusted] < 7.815
         for f in flights
@@ -110,7 +110,7 @@ def test_a_wrong_corner_is_left_out_or_the_frame_is() -> None:
     assert np.median(error) < 0.25 * np.nanmedian(other)
 
 
-def test_frames_without_the_runway_say_so() -> None:
+def test_frames_without_the_runway_are_marked() -> None:
     approach, truth, times = approach_of(1)
     corner_detections = sighted(approach, truth, times, np.random.default_rng(0))
     (
@@ -133,7 +133,7 @@ def test_frames_without_the_runway_say_so() -> None:
     assert np.isfinite(flight.fused).all()
 
 
-def test_the_log_knows_what_became_of_each_fix() -> None:
+def test_the_log_states_the_outcome_of_each_fix() -> None:
     """Images are stamped late by the camera's clock, and that is when the filter has them."""
     flight = flown(3)
     assert not np.array_equal(flight.stamps, flight.frame_times)
@@ -143,7 +143,7 @@ def test_the_log_knows_what_became_of_each_fix() -> None:
     assert [update["nis"] is not None for update in updates] == flight.vision_fixes.trusted.tolist()
 
 
-def test_what_is_unlike_the_data_is_not_used() -> None:
+def test_out_of_distribution_detections_are_not_used() -> None:
     approach, truth, times = approach_of(1)
     seen = as_pose_distributions(sighted(approach, truth, times, np.random.default_rng(0)))
     seen = [replace(each, novelty=np.full(len(each), 0.01 if n == 5 else 0.5)) for n, each in enumerate(seen)]
@@ -225,7 +225,7 @@ def test_late_images_are_put_in_their_place() -> None:
     np.testing.assert_allclose(late.fused, now.fused, atol=0.05)
 
 
-def test_a_camera_that_is_known_badly_says_so() -> None:
+def test_an_uncertain_camera_mounting_widens_the_covariance() -> None:
     sure, unsure = (
         flown(5, replace(INDEPENDENT, camera=CameraErrors(mounting=m, centre=c))) for m, c in ((0.0, 0.0), (5e-3, 5.0))
     )
@@ -297,12 +297,12 @@ def test_a_model_of_something_else_is_refused_at_the_first_image(monkeypatch: py
     empty = np.zeros((0, 17, 2, 2))
     people = PoseDistributions(np.zeros((0, 4)), np.zeros(0), np.zeros((0, 17, 2)), empty, empty)
     model = SimpleNamespace(predict=lambda image, conf: [people])
-    with pytest.raises(HaloposeError, match="this model has 17 keypoints"):
+    with pytest.raises(HaloposeError, match="17 keypoints"):
         land(cast(UncertainPose, model), LandingSettings())
     assert len(drawn) == 1
 
 
-def test_corners_that_err_together_have_the_covariance_they_had() -> None:
+def test_correlated_corner_errors_keep_their_covariance() -> None:
     rng = np.random.default_rng(3)
     root = rng.normal(size=(5, 4, 2, 2))
     covariance = root @ np.swapaxes(root, 2, 3)

@@ -56,7 +56,7 @@ def test_the_part_lies_in_the_frame_and_holds_what_it_is_around(
         assert far - 1 <= high
 
 
-def test_the_second_look_is_a_prediction_of_the_part(model: UncertainPose, frame: tuple[Array, Array]) -> None:
+def test_the_refined_detection_is_a_prediction_of_the_crop(model: UncertainPose, frame: tuple[Array, Array]) -> None:
     image, truth = frame
     found = next(refine_with_roi(model, [image]))
     first = model.predict(image)[0]
@@ -159,7 +159,7 @@ def test_a_filter_shows_what_the_whole_frame_does_not(model: UncertainPose, fram
     assert read == [0, 1, 2]
 
 
-def test_what_lies_where_it_is_expected_goes_before_what_is_likelier(model: UncertainPose) -> None:
+def test_the_expected_place_comes_before_the_higher_score(model: UncertainPose) -> None:
     """Of two runways the second look is at the one that the filter means."""
     boxes = np.array([[100.0, 100.0, 140.0, 140.0], [900.0, 500.0, 950.0, 560.0]])
     corners = boxes[:, [[0, 3], [2, 3], [2, 1], [0, 1]]]

@@ -99,8 +99,8 @@ def lingered(eye: VisionModel, position: Array, exact: Array, seed: int) -> floa
     return float(error[0] / np.sqrt(covariance[0, 0]))
 
 
-def test_what_errs_near_looks_no_surer_than_what_errs_far(watched: tuple[VisionModel, Array, Array]) -> None:
-    """Weighed from as far as it says itself, it did, and a filter came out too near in most flights."""
+def test_persistent_errors_leave_the_filter_unbiased_along_track(watched: tuple[VisionModel, Array, Array]) -> None:
+    """Weights taken from the measured distance itself would bias the filter towards the runway."""
     eye, position, exact = watched
     eye = replace(eye, settings=replace(SETTINGS, persistent_share=(0.5, 0.5, 0.5)))
     along = [lingered(eye, position[0], exact[0], seed) for seed in range(FLIGHTS)]

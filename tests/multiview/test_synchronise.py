@@ -16,7 +16,7 @@ LONG = walk(70, speed=3.0)
     "films",
     [
         pytest.param([np.repeat(walk(1), 25, 0)] * 3, id="nothing moves"),
-        pytest.param([LONG[:30], LONG[30:60], LONG[:30]], id="farther apart than is tried"),
+        pytest.param([LONG[:30], LONG[30:60], LONG[:30]], id="farther apart"),
         pytest.param([LONG[:3]] * 3, id="too short"),
     ],
 )

@@ -32,44 +32,44 @@ def scored(**bases: tuple[float, float]) -> dict[str, BaseModelScores]:
 
 def test_improved_and_due_to_poks() -> None:
     text = outcome(scored(before=(0.06, 0.7), poks=(0.02, 0.68), oks=(0.061, 0.7)))
-    assert re.search(r"pOKS lowers .*ACE from 0.0600 to 0.0200 \(−0.0400 ± 0.00", text)
-    assert re.search(r"control reaches 0.0610, 0.0410 ± 0.00\d\d above pOKS\. The change is due to pOKS", text)
-    assert re.search(r"AP falls by 0.0200 ± 0.00\d\d.* 0.0200 ± 0.00\d\d below the control\.$", text)
+    assert re.search(r"lowers .*from 0.0600 to 0.0200 \(−0.0400 ± 0.00", text)
+    assert re.search(r"control .*0.0610, 0.0410 ± 0.00\d\d above pOKS\. .* is due to pOKS", text)
+    assert re.search(r"AP falls .*0.0200 ± 0.00\d\d.* 0.0200 ± 0.00\d\d below .*control\.$", text)
 
 
 def test_improved_in_part_by_longer_training() -> None:
     text = outcome(scored(before=(0.06, 0.7), poks=(0.02, 0.7), oks=(0.04, 0.7)))
-    assert re.search("control reaches 0.0400, 0.0200 ± .* above.* partly due to pOKS", text)
-    assert "AP does not change significantly (0.0000 ± 0.00" in text
+    assert re.search("control .*0.0400, 0.0200 ± .* above.* partly due", text)
+    assert "significantly (0.0000 ± 0.00" in text
 
 
 def test_improved_but_the_control_too() -> None:
     text = outcome(scored(before=(0.06, 0.7), poks=(0.02, 0.72), oks=(0.021, 0.72)))
     assert "lowers the Gaussian ACE" in text
-    assert re.search(r"control reaches 0.0210, not significantly different \(\+0.0010", text)
-    assert "not shown to be due to pOKS" in text
-    assert "AP rises by 0.0200 ±" in text
+    assert re.search(r"0.0210, not significantly different \(\+0.0010", text)
+    assert "not shown to be due" in text
+    assert "rises by 0.0200 ±" in text
     better = outcome(scored(before=(0.06, 0.7), poks=(0.04, 0.7), oks=(0.02, 0.7)))
-    assert re.search("control reaches 0.0200, 0.0200 ± .* below pOKS.* not due to pOKS", better)
+    assert re.search("0.0200, 0.0200 ± .* below pOKS.* not due", better)
 
 
 def test_improved_but_the_control_is_between() -> None:
     text = outcome(scored(before=(0.06, 0.7), poks=(0.052, 0.7), oks=(0.056, 0.7)))
-    assert re.search("control reaches 0.0560.* not shown to be due to pOKS", text)
+    assert re.search("0.0560.* not shown to be due", text)
 
 
 def test_a_worse_result() -> None:
     text = outcome(scored(before=(0.02, 0.7), poks=(0.06, 0.7), oks=(0.02, 0.7)))
-    assert "raises the Gaussian ACE from 0.0200 to 0.0600 (+0.0400" in text
+    assert "ACE from 0.0200 to 0.0600 (+0.0400" in text
     assert "is due to pOKS" in text
 
 
 def test_no_significant_change() -> None:
     text = outcome(scored(before=(0.06, 0.7), poks=(0.059, 0.7), oks=(0.06, 0.7)))
-    assert re.search(r"pOKS does not significantly change .*0.0600 before, 0.0590 after", text)
+    assert re.search(r"not significantly change .*0.0600 before, 0.0590 after", text)
     assert "due to" not in text
-    assert "control reaches 0.0600, not significantly different (" in text
-    assert "AP does not change significantly (" in text
+    assert "0.0600, not significantly different (" in text
+    assert "AP does not change" in text
 
 
 @pytest.mark.parametrize("loss", ["poks", "oks"])
@@ -85,7 +85,7 @@ def test_a_single_draw_is_not_significant() -> None:
     made = scored(before=(0.06, 0.7), poks=(0.02, 0.7))
     for one in made.values():
         one.draws["ap"] = one.draws["ap"][:1]
-    assert "AP does not change significantly" in outcome(made)
+    assert "AP does not change" in outcome(made)
 
 
 def test_table_holds_every_shown_metric_and_bold_is_decided() -> None:

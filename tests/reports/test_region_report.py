@@ -38,7 +38,7 @@ NOVELTY = NoveltyScores(
 )
 
 
-def test_rows_say_what_was_scored() -> None:
+def test_rows_name_the_scored_regions() -> None:
     scores = real_scores(bootstrap=3)
     rows = region_rows(scores)
     regions = present(scores.regions)
@@ -109,7 +109,7 @@ def test_levels_without_a_guarantee_have_no_figure() -> None:
     regions = present(scores.regions)
     missing = [level for level, held in zip(REGION_LEVELS, regions.whole.held, strict=True) if math.isnan(held)]
     assert missing == [99]
-    assert f"No guarantee is possible at 99 % from {scores.images} images" in missing_guarantees(scores)
+    assert f"at 99 % from {scores.images} images" in missing_guarantees(scores)
     assert "No guarantee is possible" in render_report(scores)
     enough = replace(regions, keypoints=replace(regions.keypoints, held=(0.9,) * 4), whole=regions.keypoints)
     known = replace(enough, whole=enough.keypoints)

@@ -171,7 +171,7 @@ def test_ways_to_prune_are_listed_with_what_they_keep() -> None:
         assert f'<tr><th scope="row">{rule.name}</th>{cells}</tr>' in page
 
 
-def test_settings_say_how_it_was_pruned() -> None:
+def test_settings_state_the_pruning_method() -> None:
     scores = real_scores()
     threshold = f"{float(f'{scores.pruned.threshold:.5g}')}"
     assert re.search(rf"pruning threshold</\w+>\s*<\w+>{re.escape(threshold)}<", render_report(scores))

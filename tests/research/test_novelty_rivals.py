@@ -63,7 +63,7 @@ def test_relative_distances_are_those_of_pytorch_ood() -> None:
         np.testing.assert_allclose(found[(new.evidence.level == level).numpy()], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_level_of_which_too_little_is_known_is_unlike_everything() -> None:
+def test_a_level_with_too_few_samples_is_out_of_distribution() -> None:
     usual, new = rows(120, 0), rows(6, 1)
     some = usual.select(np.flatnonzero(usual.evidence.level.numpy() > 0))
     for rule in (neighbours(some), relative(some, some)):

@@ -149,7 +149,7 @@ def test_outputs_are_those_of_the_frameworks_own_export(
 
 
 @pytest.mark.parametrize("kind", ["11", "nas"])
-def test_the_dense_form_says_the_same(kind: str, model_file: Callable[..., Path]) -> None:
+def test_the_dense_form_gives_the_same_result(kind: str, model_file: Callable[..., Path]) -> None:
     sparse = Deployed(model_file(kind))
     dense = Deployed(model_file(kind, "dense"))
     for name in PHOTOGRAPHS:
@@ -177,7 +177,7 @@ def test_images_of_a_batch_do_not_see_each_other(kind: str, form: str, model_fil
 @pytest.mark.parametrize(
     ("kind", "form"), [("11", "topk"), ("11", "dense"), ("26-one-to-one", "topk"), ("nas", "topk")]
 )
-def test_another_runtime_says_the_same(kind: str, form: str, model_file: Callable[..., Path]) -> None:
+def test_another_runtime_gives_the_same_result(kind: str, form: str, model_file: Callable[..., Path]) -> None:
     openvino = pytest.importorskip("openvino")
     path = model_file(kind, form)
     core = openvino.Core()
@@ -323,7 +323,7 @@ def test_the_command_line_draws(
     assert (np.abs(drawn.astype(int) - photograph("bus.jpg")) > 40).mean() > 0.01
 
 
-def test_json_is_what_the_package_writes_also_of_images_of_one_name(
+def test_json_equals_that_of_the_package_for_images_of_one_name(
     model_file: Callable[..., Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -494,7 +494,7 @@ def test_pipes_and_images_beyond_the_budget_are_passed_over(model_file: Callable
     assert [name in line for name, line in zip(("a.jpg", "large.png"), lines, strict=True)] == [True, True]
 
 
-def test_without_opencv_it_says_that_nothing_is_drawn(
+def test_without_opencv_nothing_is_drawn(
     model_file: Callable[..., Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -426,7 +426,7 @@ def test_the_environment_of_workers_is_not_ours(monkeypatch: pytest.MonkeyPatch)
 
 def test_refusals(data: Path, folder: Path) -> None:
     host, validation = host_of("11"), load_dataset(data, "val")
-    with pytest.raises(HaloposeError, match="16 images are in both"):
+    with pytest.raises(HaloposeError, match="16 images"):
         ablate(host, validation, validation, folder)
     for options in ({"alphas": (-1.0,)}, {"bootstrap": 1}):
         with pytest.raises(HaloposeError, match="must not be negative"):
@@ -461,5 +461,5 @@ def test_the_command_writes_tables_and_page(
     )
     assert asked == [(10, 16, out, settings, [0.0, 3.0], 2)]
     assert f"{len(results)} rows ->" in done.output
-    assert done.output.count("Last-layer heads are clearly worse") == 1
+    assert done.output.count("Last-layer heads") == 1
     assert {path.name for path in out.iterdir()} == {"ablation.md", "ablation.csv", "ablation.html"}

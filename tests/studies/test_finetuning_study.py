@@ -253,7 +253,7 @@ def test_the_key_knows_what_a_tuning_depends_on(scenes: tuple[Path, Path]) -> No
 def test_refusals(scenes: tuple[Path, Path], tmp_path: Path) -> None:
     data, base = scenes
     train, val = load_dataset(data, "train"), load_dataset(data, "val")
-    with pytest.raises(HaloposeError, match="both the training and the validation"):
+    with pytest.raises(HaloposeError, match="the validation"):
         finetune(base, train, train, tmp_path / "out.pt", tmp_path)
     with pytest.raises(HaloposeError, match="overwrite the base"):
         finetune(base, train, val, base, tmp_path)

@@ -23,7 +23,7 @@ def alone() -> tuple[SyntheticFilm, PoseTracks]:
     return film, track(film.frames, LAYOUT, rate=30.0)
 
 
-def test_smoothing_pays_and_tells_its_errors(alone: tuple[SyntheticFilm, PoseTracks]) -> None:
+def test_smoothing_reduces_errors_and_states_their_covariance(alone: tuple[SyntheticFilm, PoseTracks]) -> None:
     film, tracks = alone
     assert set(tracks.track_ids.tolist()) == {1}
     truth = film.truth[tracks.frames, 0]

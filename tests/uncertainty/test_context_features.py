@@ -133,7 +133,7 @@ def test_columns_and_back() -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_boxes_overlap_where_their_iou_says_so(seed: int) -> None:
+def test_overlapping_boxes_are_found_by_iou(seed: int) -> None:
     boxes, others = (scene(seed + n)[2].boxes for n in range(2))
     found = overlapping_boxes(boxes[:, :3], others)
     for b, one, other in np.ndindex(2, 3, 20):

@@ -46,7 +46,7 @@ def test_inputs_do_not_change_with_the_unit_of_length() -> None:
 
 
 @pytest.mark.parametrize(("channels", "overlaps"), [(4, True), (4, False), (0, True)])
-def test_it_starts_at_zero_and_sees_what_it_was_given(channels: int, overlaps: bool) -> None:
+def test_it_starts_at_zero_and_uses_its_inputs(channels: int, overlaps: bool) -> None:
     torch.manual_seed(0)
     head = ContextHead([5, 7], 3, 2, width=8, channels=channels, overlaps=overlaps)
     strides = torch.full((6,), 16.0)

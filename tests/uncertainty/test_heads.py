@@ -146,7 +146,7 @@ def test_first_output_is_one_stride_everywhere() -> None:
 
 
 @pytest.mark.parametrize("parameterisation", RAW_CHANNELS)
-def test_parameterisations_keep_their_promise(parameterisation: Parameterisation) -> None:
+def test_parameterisations_have_their_structure(parameterisation: Parameterisation) -> None:
     heads = random_heads(HeadSettings(parameterisation))
     dense = heads.dense(random_maps(SIZES[0]))
     xx, yx, yy = dense[..., 0, 0], dense[..., 1, 0], dense[..., 1, 1]

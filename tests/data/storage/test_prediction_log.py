@@ -82,7 +82,7 @@ def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", range(0, 150, 7))
-def test_a_flipped_bit_drops_what_comes_after_it(tmp_path: Path, place: int) -> None:
+def test_a_flipped_bit_drops_the_later_records(tmp_path: Path, place: int) -> None:
     """Nothing wrong is ever taken over: images whose lines are damaged are predicted again."""
     log = PredictionLog(tmp_path, "settings")
     for number in (1, 2):

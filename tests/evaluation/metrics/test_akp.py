@@ -141,7 +141,7 @@ def test_falling_order_keeps_ties_in_order(seed: int, n: int) -> None:
 
 
 @given(SEEDS, st.lists(st.integers(0, 200), min_size=1, max_size=6), st.sampled_from([0.05, 0.5, 0.95, 1.0]))
-def test_rankings_together_are_each_one_alone(seed: int, sizes: list[int], share: float) -> None:
+def test_rankings_at_once_equal_each_ranking_alone(seed: int, sizes: list[int], share: float) -> None:
     """The computation from misses equals that from the hits of single rankings, bit for bit."""
     rng = np.random.default_rng(seed)
     parts = [np.where(rng.random(size) < share, rng.uniform(0.45, 1, size), 0.0) for size in sizes]

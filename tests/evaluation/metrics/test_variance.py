@@ -133,7 +133,7 @@ def test_moments_equal_a_loop(seed: int, n: int) -> None:
 
 
 @given(SEEDS, st.lists(st.integers(0, 90), min_size=1, max_size=6))
-def test_groups_together_are_each_one_alone(seed: int, sizes: list[int]) -> None:
+def test_groups_at_once_equal_each_group_alone(seed: int, sizes: list[int]) -> None:
     rng = np.random.default_rng(seed)
     parts = [heteroscedastic(rng, size) for size in sizes]
     parts = [(one[np.argsort(one)], other) for one, other in parts]

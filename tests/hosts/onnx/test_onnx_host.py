@@ -201,10 +201,10 @@ def test_foreign_and_damaged_files_are_one_line(onnx_of: Callable[[str], Path], 
     value = [onnx.helper.make_tensor_value_info(name, 1, [1, 3, 64, 64]) for name in ("images", "found")]
     graph = onnx.helper.make_graph([node], "foreign", value[:1], value[1:])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
-    with pytest.raises(HaloposeError, match="found is not computed from boxes"):
+    with pytest.raises(HaloposeError, match="not computed from boxes"):
         load_host(path)
     path.write_bytes(b"no model")
-    with pytest.raises(HaloposeError, match="damaged or no ONNX model"):
+    with pytest.raises(HaloposeError, match="no ONNX model"):
         load_host(path)
     path.write_bytes(onnx_of("11").read_bytes()[:100_000])
     with pytest.raises(HaloposeError, match="foreign"):

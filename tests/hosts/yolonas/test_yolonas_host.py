@@ -210,7 +210,7 @@ def test_yolonas_takes_pose_models_only() -> None:
 
     with torch.device("meta"):
         detector = LibreYOLONASModel("s")
-    with pytest.raises(HaloposeError, match="not a YOLO-NAS pose model"):
+    with pytest.raises(HaloposeError, match="not a YOLO-NAS"):
         load_host(detector)
 
 

@@ -305,7 +305,7 @@ def error_at(track: FusedTrack, time: float) -> float:
         ({"time": math.nan}, "vision at nan s: its time is not finite"),
     ],
 )
-def test_what_cannot_be_used_is_passed_over_and_named(change: dict[str, Any], reason: str) -> None:
+def test_unusable_measurements_are_skipped_with_a_reason(change: dict[str, Any], reason: str) -> None:
     good = Measurement(1.0, "vision", np.array([-900.0, 0.0, 50.0]), np.eye(3))
     later = replace(good, time=2.0)
     initial = start(np.random.default_rng(0))
@@ -336,9 +336,9 @@ ORIGIN = InitialState(0.0, np.zeros(3), np.zeros(3), np.eye(6))
         (lambda: fuse([], replace(ORIGIN, position=np.zeros(2))), r"got \(2,\), \(3,\), \(6, 6\)"),
         (lambda: fuse([], replace(ORIGIN, covariance=-np.eye(6))), "not symmetric positive definite"),
         (lambda: fuse([], replace(ORIGIN, velocity=[np.nan] * 3)), "not finite"),
-        (lambda: replace(SETTINGS, gate=0.0), "gate should be a probability"),
-        (lambda: replace(SETTINGS, patience=0.0), "patience should be above 0"),
-        (lambda: replace(SETTINGS, lag=-1.0), "lag should be 0 seconds or more"),
+        (lambda: replace(SETTINGS, gate=0.0), "gate should be"),
+        (lambda: replace(SETTINGS, patience=0.0), "patience should be above"),
+        (lambda: replace(SETTINGS, lag=-1.0), "lag should be 0"),
         (lambda: replace(SETTINGS, mounting=GaussMarkov((1.0,))), "mounting takes 3 sigmas, got 1"),
         (lambda: replace(SETTINGS, coasting=0.0), "should be above 0"),
         (lambda: replace(SETTINGS, irs_hold=0.03), "last to the next sample, 0.04 s, got 0.03"),
@@ -365,7 +365,7 @@ def test_attitudes_are_left_out_and_order_does_not_matter() -> None:
 
 
 @given(SEEDS, st.integers(1, 6))
-def test_consistency_measures_what_it_says(seed: int, dof: int) -> None:
+def test_consistency_has_its_stated_distribution(seed: int, dof: int) -> None:
     values = np.random.default_rng(seed).chisquare(dof, 500)
     found = consistency(np.append(values, np.nan), dof, 0.9)
     assert found.count == 500

@@ -196,7 +196,7 @@ def test_two_that_contradict_each_other_are_both_kept_and_flagged() -> None:
         assert (off(track) < track.output.levels).all()
 
 
-def test_a_filter_that_starts_wrong_starts_anew_and_says_so() -> None:
+def test_a_filter_with_a_wrong_start_is_restarted_and_reported() -> None:
     wrong = InitialState(0.0, TRUTH.positions[0] + 300.0, TRUTH.velocities[0], 0.01 * np.eye(6))
     measured = simulate(TRUTH, ALONE, 5, SITE) + camera(5)
     track = fuse(measured, wrong, SETTINGS, TIMES)
@@ -209,7 +209,7 @@ def test_a_filter_that_starts_wrong_starts_anew_and_says_so() -> None:
     assert off(track)[-1].max() < 30
 
 
-def test_levels_say_who_is_relied_upon() -> None:
+def test_protection_levels_grow_without_a_second_source() -> None:
     """With GNSS and IRS alone nobody would notice if GNSS lied; with the ILS to the side somebody would."""
     single = replace(SETTINGS, priors=FaultPriors(common={}))
     few, more = (
@@ -242,7 +242,7 @@ def test_late_measurements_end_where_they_would_have_in_time(seed: int, latency:
     np.testing.assert_allclose(tardy.at(3.5).covariance, prompt.at(3.5).covariance, rtol=1e-3, atol=1e-6)
 
 
-def test_what_is_too_late_is_ignored_and_says_so() -> None:
+def test_late_measurements_are_ignored_with_a_reason() -> None:
     navigator = Navigator(draw_initial_state(TRUTH, 0), SETTINGS)
     fix = Measurement(2.0, "gnss", TRUTH.position(np.array([2.0]))[0], np.eye(3))
     before = navigator.update(fix).position
@@ -281,7 +281,7 @@ def test_the_past_within_the_lag_can_be_asked_for() -> None:
     np.testing.assert_allclose(navigator.at(time).position, states[time].position, atol=1e-9)
 
 
-def test_every_step_says_what_an_engineer_would_log() -> None:
+def test_every_step_reports_its_innovation_and_gate() -> None:
     navigator = Navigator(draw_initial_state(TRUTH, 0), SETTINGS)
     fix = Measurement(0.5, "gnss", TRUTH.position(np.array([0.5]))[0], np.eye(3))
     step = present(navigator.update(fix).step)

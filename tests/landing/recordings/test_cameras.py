@@ -30,7 +30,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_opencv_and_ros_say_the_same(tmp_path: Path) -> None:
+def test_opencv_and_ros_cameras_agree(tmp_path: Path) -> None:
     storage = cv2.FileStorage(str(tmp_path / "cv.yaml"), cv2.FILE_STORAGE_WRITE)
     for name, value in (("camera_matrix", MATRIX), ("distortion_coefficients", BROWN)):
         storage.write(name, value)

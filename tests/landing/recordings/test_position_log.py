@@ -27,7 +27,7 @@ def positions(flight: SimulatedFlight) -> Positions:
     return positions_of(flight, site_of(flight))
 
 
-def test_all_frames_say_the_same(positions: Positions, flight: SimulatedFlight) -> None:
+def test_all_coordinate_frames_agree(positions: Positions, flight: SimulatedFlight) -> None:
     """Back from latitude and longitude by pymap3d's cartesian way, which the forward way does not take."""
     site = positions.site
     np.testing.assert_allclose(site.from_wgs84(positions.places), flight.fused, atol=1e-6)

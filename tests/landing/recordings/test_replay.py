@@ -133,7 +133,7 @@ def test_truth_of_a_part_judges_that_part(recorded: Recorded) -> None:
     far = replace(again, vision_fixes=replace(again.vision_fixes, position=again.vision_fixes.position + 1e3))
     assert summarise(far)["vision_outside_95"] == summarise(far)["trusted_vision_outside_95"] == 1.0
     assert summary["truth_known"] == 12
-    assert "of the 12 frames with a known truth" in to_text(summary)
+    assert "12 frames with a known truth" in to_text(summary)
 
 
 def test_with_truth_it_is_judged(recorded: Recorded) -> None:
@@ -152,7 +152,7 @@ def test_it_begins_where_gnss_is_or_where_the_runway_is_seen_from(recorded: Reco
     logs: dict[Kind, Path] = {"attitude": recorded.logs["attitude"]}
     alone = settings_for(logs, recorded.times, camera=CameraErrors(clock=0.0))
     measured = read_measurements(logs, recorded.site, alone)
-    assert missing(logs) == "no log of gnss, ils, radio, irs; vision alone"
+    assert "gnss, ils, radio, irs; vision alone" in missing(logs)
     found = recorded.again(start=None, settings=alone, measured=measured)
     error = np.linalg.norm(found.fused - recorded.flight.position, axis=1)
     sigma = np.sqrt(np.trace(found.fused_covariance, axis1=1, axis2=2))
@@ -175,7 +175,7 @@ def test_without_an_attitude_the_whole_pose_is_solved_for(recorded: Recorded) ->
     logs: dict[Kind, Path] = {kind: path for kind, path in recorded.logs.items() if kind != "attitude"}
     settings = settings_for(logs, recorded.times)
     assert settings.attitude == "vision"
-    assert "the whole pose is solved for" in missing(logs)
+    assert "whole pose" in missing(logs)
     again = recorded.again(settings=settings, measured=read_measurements(logs, recorded.site, settings))
     assert again.vision_fixes.solved.any()
 
@@ -193,7 +193,7 @@ def test_an_offset_of_the_clocks_is_found_or_refused(rate: float, seed: int) -> 
     for early in (0.0, 0.46, -1.5):
         assert estimate_offset(times - early, seen, lens, measured) == pytest.approx(early, abs=0.1)
     for early in (3.0, -6.0):
-        with pytest.raises(HaloposeError, match="no offset within 2 s fits"):
+        with pytest.raises(HaloposeError, match="no offset within 2 s"):
             estimate_offset(times - early, seen, lens, measured)
 
 
@@ -202,7 +202,7 @@ def test_an_offset_of_the_clocks_is_found_or_refused(rate: float, seed: int) -> 
     [
         ({"times": np.arange(32.0)[::-1]}, "out of order"),
         ({"times": np.arange(32.0) + 1e6}, "--offset"),
-        ({"lens": "backwards"}, "behind the camera in every frame"),
+        ({"lens": "backwards"}, "behind the camera"),
         ({"times": np.array([])}, "no frames"),
     ],
 )

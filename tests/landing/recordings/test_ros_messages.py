@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(positions: Positions, tmp_p
 
 def test_times_beyond_what_a_stamp_holds_are_one_line(positions: Positions, tmp_path: Path) -> None:
     """Nanoseconds given as seconds."""
-    with pytest.raises(HaloposeError, match="beyond the clock of ROS messages") as caught:
+    with pytest.raises(HaloposeError, match="clock of ROS") as caught:
         write_mcap(replace(positions, times=1e9 * (1.7e9 + positions.times)), tmp_path / "positions.mcap")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "positions.mcap").exists()

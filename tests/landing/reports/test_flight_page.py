@@ -164,8 +164,8 @@ def test_bands_of_vision_hold_the_attitude_s_bias(flight: Flight) -> None:
 def test_a_blind_flight_has_a_page_and_a_log() -> None:
     blind = fabricate(blind=True)
     page = render_page(blind, {})
-    assert "vision gave no position to be trusted" in page
-    assert "NIS of vision: no values" in page
+    assert "no position" in page
+    assert "vision: no values" in page
     assert "vision" not in log_of(blind)["sources"]
     assert len(drawings(page)) == 11
 

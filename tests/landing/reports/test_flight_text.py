@@ -36,6 +36,6 @@ def test_every_value_has_words_and_why_frames_were_not_used_is_said() -> None:
         assert f"{count} frame{'s' * (count > 1)} not used: {why.removeprefix('not trusted: ')}." in page
 
 
-def test_what_nobody_knows_is_a_dash() -> None:
+def test_unknown_values_are_dashes() -> None:
     summary = summarise(fabricate(blind=True)) | {"fused_nees": np.nan}
     assert "no true positions" in to_text(summary)

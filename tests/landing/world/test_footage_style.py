@@ -77,7 +77,7 @@ def test_pavement_before_the_threshold_is_drawn_and_labels_may_begin_there() -> 
     assert changed.max() <= begins.max() + 2
 
 
-def test_a_part_of_a_large_picture_is_what_a_second_look_shows() -> None:
+def test_a_crop_of_a_large_picture_has_its_pixels() -> None:
     """The part has the pixels of the whole, at its own resolution, and the whole runway in it."""
     large = SceneSettings(camera=Camera.from_fov(1920, 1152, np.radians(30)), distance=(1000.0, 6000.0))
     for seed in range(30):
