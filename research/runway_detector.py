@@ -277,7 +277,7 @@ def run_stage(stage: Stage, number: int, step: int, base: Path, work: Path, resu
             "imgsz": stage.imgsz,
             "multi_scale": stage.varied,
             "rect": True,  # 5 : 3 as the camera, without padding to a square
-            "freeze": 5,  # edges are edges, and these layers are the dearest to train
+            "freeze": 5,  # low-level features transfer, and these layers are the slowest to train
             "optimizer": "AdamW",
             "lr0": stage.learning_rate,
             "lrf": 0.05,

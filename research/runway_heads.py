@@ -64,8 +64,7 @@ DRAWN = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A detector; splits that its heads learn from, which one is copied, how often at most; and the splits that
-    calibrate and judge."""
+    """A detector; its splits for training, corrupted copies, calibration and evaluation; at most this many copies."""
 
     detector: Callable[[], Path]
     learnt: Mapping[str, int]
