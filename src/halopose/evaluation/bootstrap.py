@@ -33,7 +33,16 @@ class Difference:
 
 
 def resample_images(images: int, count: int, seed: int = 0) -> Array:
-    """Indices (count, images) of images drawn with replacement. The same arguments give the same draws."""
+    """Draw images with replacement. The same arguments give the same draws.
+
+    Args:
+        images: Number of images.
+        count: Number of resamplings.
+        seed: Seed of the draws.
+
+    Returns:
+        Indices (count, images) of the images.
+    """
     return np.random.default_rng(seed).integers(images, size=(count, images))
 
 
@@ -47,7 +56,16 @@ def half_width(draws: Array | list[float]) -> float:
 
 
 def confidence_interval(metric: str, estimate: float, draws: Array | list[float]) -> tuple[float, float]:
-    """95 % interval around an estimate, cut at 0 for a metric that cannot be negative."""
+    """95 % interval around an estimate, cut at 0 for a metric that cannot be negative.
+
+    Args:
+        metric: Name of the metric.
+        estimate: Its value without resampling.
+        draws: Its values under resamplings of images.
+
+    Returns:
+        Lower and upper end.
+    """
     margin = half_width(draws)
     low = estimate - margin
     return (low if metric in MAY_BE_NEGATIVE else max(low, 0.0), estimate + margin)
@@ -93,7 +111,13 @@ class PairedMetrics:
         return half_width(self.draws[metric])
 
     def minus(self, other: PairedMetrics, metric: str, of_other: str | None = None) -> Difference:
-        """Paired difference to a metric of another model; ``of_other`` if its name differs."""
+        """Paired difference to a metric of another model.
+
+        Args:
+            other: The other model.
+            metric: Name of the metric.
+            of_other: Its name in the other model, if it differs.
+        """
         second = of_other or metric
         draws = self.draws[metric] - other.draws[second]
         return Difference(self.estimate[metric] - other.estimate[second], half_width(draws))

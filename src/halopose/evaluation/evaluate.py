@@ -233,7 +233,15 @@ def _distribution_scores(
 ) -> _Scored:
     """Score one distribution.
 
-    ``other``: scores of another distribution; results that depend on covariances only are reused if they are equal.
+    Args:
+        name: Name of the distribution.
+        distributions: All distributions.
+        matched: The true positives.
+        evaluated: Their labelled keypoints.
+        protocol: Settings of the evaluation.
+        scales: Object scales.
+        other: Scores of another distribution. If the covariances are equal, results that depend on them only are
+            reused.
     """
     whole = KeypointStatistics.of(distributions.distributions[name], matched, protocol, evaluated.residuals)
     names = matched.layout.names

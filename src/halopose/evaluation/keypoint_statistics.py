@@ -121,7 +121,14 @@ class KeypointStatistics:
         protocol: Protocol,
         residuals: FlatResiduals | None = None,
     ) -> KeypointStatistics:
-        """Compute the statistics of true positives. ``residuals``: their residuals, if already computed."""
+        """Compute the statistics of true positives.
+
+        Args:
+            distribution: Distribution of their residuals.
+            matched: The true positives.
+            protocol: Settings of the evaluation.
+            residuals: Flattened residuals, if already computed.
+        """
         residuals = residuals or FlatResiduals.of(matched)
         area, kappa = matched.confidence_area(protocol), matched.layout.kappa
 
@@ -148,7 +155,12 @@ class KeypointStatistics:
         )
 
     def take(self, mask: Array, residuals: FlatResiduals | None = None) -> KeypointStatistics:
-        """Statistics of the keypoints in a mask (n,). ``residuals``: their residuals, if already computed."""
+        """Statistics of some of the keypoints.
+
+        Args:
+            mask: (n,) which keypoints.
+            residuals: Their residuals, if already computed.
+        """
         index = np.flatnonzero(mask)
         level, statistic, covariance = (
             {name: column.take(index) for name, column in columns.items()}
@@ -222,7 +234,13 @@ class KeypointStatistics:
 
 
 def summaries(statistics: KeypointStatistics, group: Array, count: int) -> list[MetricSummary]:
-    """Scalar metrics and number of keypoints of ``count`` groups, by group index (n,)."""
+    """Scalar metrics and number of keypoints by group.
+
+    Args:
+        statistics: Statistics of n keypoints.
+        group: (n,) group index of each keypoint.
+        count: Number of groups.
+    """
     return summaries_by(statistics, group, [np.arange(count)])[0]
 
 
@@ -387,7 +405,16 @@ def _qq(statistics: KeypointStatistics, group: Array, count: int, points: int) -
 
 
 def labelled_distribution(distribution: Bivariate, rows: slice, index: Array) -> Bivariate:
-    """Distribution (n,) of the keypoints at flat indices (n,) of some rows."""
+    """Flatten a distribution to labelled keypoints.
+
+    Args:
+        distribution: Distribution of (M, K) keypoints.
+        rows: Rows to choose from the M true positives.
+        index: Flat indices (n,) of the keypoints in these rows.
+
+    Returns:
+        Distribution of the n keypoints.
+    """
 
     def taken(values: Tensor, size: int) -> Tensor:
         return torch.from_numpy(values[rows].numpy().reshape(-1, size).take(index, 0))

@@ -110,6 +110,11 @@ def noise_floor(probability: Array, matched: MatchedPoses, seed: int = 0) -> flo
 def energy_score(distribution: Bivariate, matched: MatchedPoses, seed: int = 0) -> float:
     """Mean energy score E|X - r| - E|X - X'| / 2 of labelled keypoints; X and X' are drawn from the distribution of r.
 
+    Args:
+        distribution: Distribution of the residuals r.
+        matched: The true positives.
+        seed: Seed of the draws.
+
     Reference: Gneiting and Raftery, Strictly Proper Scoring Rules, 2007.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -24,7 +24,13 @@ FEWEST_IMAGES = 10  # with fewer images there is no noise floor
 
 
 def random_signs(images: int, draws: int = DRAWS, seed: int = 0) -> Array:
-    """Signs (draws, images) of the images."""
+    """Random signs (draws, images) of the images.
+
+    Args:
+        images: Number of images.
+        draws: Number of draws.
+        seed: Seed of the draws.
+    """
     return np.random.default_rng(seed).integers(0, 2, (draws, images)).astype(np.float64) * 2 - 1
 
 
@@ -79,7 +85,14 @@ def variance_floor(predicted: Array, squared: Array, image: Array, seed: int = 0
 
 
 def floors_of(statistics: KeypointStatistics, image: Array, images: int, seed: int = 0) -> dict[str, NoiseFloor]:
-    """Noise floors by metric (ace, ace_x, ..., ence_y) of keypoints on images (n,)."""
+    """Noise floors by metric (ace, ace_x, ..., ence_y).
+
+    Args:
+        statistics: Statistics of n keypoints.
+        image: (n,) image index.
+        images: Number of images.
+        seed: Seed of the draws.
+    """
     signs, floors = random_signs(images, seed=seed), {}
     for axis in AXES:
         suffix = "" if axis == "joint" else f"_{axis}"

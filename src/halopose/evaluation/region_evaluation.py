@@ -120,6 +120,11 @@ def joint_gains(
     """Log-likelihood gain (M,) of the joint distribution over independent keypoints, by distribution.
 
     The uncalibrated distribution is included if the predictions contain a correlation.
+
+    Args:
+        matched: M true positives.
+        distributions: Distributions by name.
+        fitted: Regions and correlations of the true positives.
     """
     names = [name for name in distributions if name != "uncalibrated"]
     found = dict(zip(names, _gains(matched, [distributions[name] for name in names], fitted), strict=True))
@@ -135,7 +140,15 @@ def score_joint(
     fitted: RegionEvaluation,
     protocol: Protocol,
 ) -> JointScores:
-    """Joint NLL by distribution, from ``joint_gains`` and the NLL per keypoint of independent keypoints."""
+    """Joint NLL by distribution.
+
+    Args:
+        matched: M true positives.
+        gains_of: Log-likelihood gains (M,) from ``joint_gains``, by distribution.
+        independent: NLL per keypoint for independent keypoints, by distribution.
+        fitted: Regions and correlations of the true positives.
+        protocol: Settings of the evaluation.
+    """
     images, image = np.unique(matched.image_ids, return_inverse=True)
     count = np.bincount(image, matched.labelled.sum(1))
     scores = {}

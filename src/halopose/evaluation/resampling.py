@@ -69,7 +69,15 @@ class EvaluatedKeypoints:
         scale_edges: Array,
         images: Array | None = None,
     ) -> EvaluatedKeypoints:
-        """Flatten true positives. ``images``: ids to resample, by default the images of the true positives."""
+        """Flatten true positives.
+
+        Args:
+            matched: The true positives.
+            distributions: Distributions to evaluate.
+            protocol: Settings of the evaluation.
+            scale_edges: Object areas that separate the object scales.
+            images: Ids of the images to resample; default: the images of the true positives.
+        """
         require_matches(matched, protocol)
         labelled = matched.labelled
         instance, keypoint = np.nonzero(labelled)
@@ -93,7 +101,13 @@ class EvaluatedKeypoints:
     def statistics_under(
         self, distribution: Bivariate, matched: MatchedPoses, protocol: Protocol
     ) -> tuple[KeypointStatistics, KeypointStatistics]:
-        """Statistics under a distribution, of all keypoints and of the kept ones."""
+        """Statistics of all keypoints and of the kept keypoints under a distribution.
+
+        Args:
+            distribution: The distribution.
+            matched: The true positives.
+            protocol: Settings of the evaluation.
+        """
         found = KeypointStatistics.of(distribution, matched, protocol, self.residuals)
         return found, found.take(self.kept, self.kept_residuals)
 
@@ -124,7 +138,15 @@ class ResampledMetrics(EvaluatedKeypoints):
         scale_edges: Array,
         images: Array | None = None,
     ) -> ResampledMetrics:
-        """Evaluate true positives. ``images``: ids to resample, by default the images of the true positives."""
+        """Evaluate true positives.
+
+        Args:
+            matched: The true positives.
+            distributions: Distributions to evaluate.
+            protocol: Settings of the evaluation.
+            scale_edges: Object areas that separate the object scales.
+            images: Ids of the images to resample; default: the images of the true positives.
+        """
         evaluated = EvaluatedKeypoints.of(matched, distributions, protocol, scale_edges, images)
         pieces = [
             partial(evaluated.statistics_under, distribution, matched, protocol)
@@ -149,7 +171,13 @@ class ResampledMetrics(EvaluatedKeypoints):
         return self._weighted(weight, rounds=10, seed=0) | (self._by_scale(weight) if scales else {})
 
     def draws(self, count: int, seed: int = 0, scales: bool = False) -> Iterator[dict[str, float]]:
-        """Metrics under ``count`` resamplings of images. The same images and seed give the same resamplings."""
+        """Yield the metrics under resamplings of images. The same images and seed give the same resamplings.
+
+        Args:
+            count: Number of resamplings.
+            seed: Seed of the resampling.
+            scales: Add the metrics of each object scale.
+        """
         for number, pick in enumerate(resample_images(self.image_count, count, seed)):
             weight = np.bincount(pick, minlength=self.image_count)[self.image]
             yield self._weighted(weight, rounds=1, seed=number) | (self._by_scale(weight) if scales else {})

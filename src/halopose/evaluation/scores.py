@@ -28,7 +28,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class MetricSummary:
-    """Scalar metrics of one distribution over ``count`` keypoints: joint, and along x and y."""
+    """Scalar metrics of one distribution: joint, and along x and y.
+
+    Attributes:
+        ace: ACE of the ellipses.
+        ace_x: ACE of the intervals along x.
+        ace_y: ACE of the intervals along y.
+        ence: ENCE of half the trace.
+        ence_x: ENCE of the variance along x.
+        ence_y: ENCE of the variance along y.
+        nll: NLL in nats per keypoint.
+        akp: Average keypoint precision of the ranking by covariance.
+        count: Number of keypoints.
+    """
 
     ace: float
     ace_x: float
@@ -93,7 +105,14 @@ class DistributionScores(MetricSummary):
 
 @dataclass(frozen=True)
 class ScaleScores:
-    """An object scale: bounds of its area in square pixels, and its number of matched instances."""
+    """An object scale.
+
+    Attributes:
+        name: Name, such as "small".
+        low: Smallest area in square pixels.
+        high: Largest area in square pixels.
+        instances: Number of matched instances.
+    """
 
     name: str
     low: float
@@ -103,7 +122,14 @@ class ScaleScores:
 
 @dataclass(frozen=True)
 class CalibrationSummary:
-    """Source of the calibration and its parameters (K,) by keypoint, medians over folds."""
+    """Parameters of the calibrations, medians over folds.
+
+    Attributes:
+        source: Where the calibrations come from, in words.
+        tau: Temperatures (K,) of the Gaussian.
+        nu: Degrees of freedom (K,) of the Student-t.
+        tau_t: Temperatures (K,) of the Student-t.
+    """
 
     source: str
     tau: Array
@@ -122,7 +148,14 @@ class PruningRule:
 
 @dataclass(frozen=True)
 class PruningCurve:
-    """Reliability (share correct), NLL and threshold (P,) by the share of keypoints kept (P,)."""
+    """Reliability and NLL by the share of keypoints kept.
+
+    Attributes:
+        kept: Shares kept (P,).
+        reliability: Share of the kept keypoints that are correct (P,).
+        threshold: Confidence thresholds (P,).
+        nll: NLL (P,) of the kept keypoints.
+    """
 
     kept: Array
     reliability: Array
@@ -134,7 +167,14 @@ class PruningCurve:
 class PrunedScores:
     """Scores of the three distributions over the keypoints that pruning keeps.
 
-    Thresholds are means over folds. That of the visibility score is over the folds that have one.
+    Attributes:
+        kept_fraction: Share of keypoints kept.
+        threshold: Confidence threshold, mean over folds.
+        visibility_threshold: Threshold of the visibility score, mean over the folds that have one.
+        rules: Results of the pruning rules.
+        uncalibrated: Scores of the given distribution.
+        gaussian: Scores after Gaussian calibration.
+        student_t: Scores after Student-t calibration.
     """
 
     kept_fraction: float

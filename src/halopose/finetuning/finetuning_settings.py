@@ -60,12 +60,24 @@ class FinetuneSettings:
 
 
 def tuning_key(host: Host, dataset: Dataset, settings: FinetuneSettings) -> str:
-    """Digest of base model, labelled images and settings, which determine the result."""
+    """Digest of base model, labelled images and settings, which determine the result.
+
+    Args:
+        host: The base model.
+        dataset: Images to fine-tune on.
+        settings: Settings of the fine-tuning; the number of workers has no effect.
+    """
     return data_key(host, [dataset], asdict(replace(settings, workers=0)))
 
 
 def data_key(host: Host, datasets: Sequence[Dataset], settings: Any) -> str:
-    """Digest of base model, all labels of the data sets, and settings."""
+    """Digest of base model, all labels of the data sets, and settings.
+
+    Args:
+        host: The base model.
+        datasets: Annotated images.
+        settings: Settings that the result depends on, as JSON content.
+    """
     parts = [sorted(host.fingerprints), list(datasets[0].layout.sigmas), settings]
     digest = hashlib.sha256(json.dumps(parts).encode())
     for record in (record for dataset in datasets for record in dataset.records):

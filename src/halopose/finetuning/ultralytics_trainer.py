@@ -257,7 +257,13 @@ class _quiet:
 
 
 def save_tuned(model: PoseModel, weights: Path, output: Path) -> None:
-    """Write the base model with new weights in float32, as a checkpoint that loads safely."""
+    """Write the base model with new weights in float32, as a checkpoint that loads safely.
+
+    Args:
+        model: The base model.
+        weights: Safetensors file with the new weights.
+        output: Checkpoint to write.
+    """
     tuned = copy.deepcopy(model).float().eval()
     state = load_file(weights)
     if not all(bool(torch.isfinite(value).all()) for value in state.values()):

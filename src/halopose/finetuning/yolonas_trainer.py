@@ -274,7 +274,14 @@ def _tuned_weights(host: YoloNASHost, trainer: YoloNASFineTuner) -> dict[str, Te
 
 
 def save_tuned(host: YoloNASHost, weights: Path, imgsz: int, output: Path) -> None:
-    """Write the base model with new weights as a LibreYOLO checkpoint that loads safely."""
+    """Write the base model with new weights as a LibreYOLO checkpoint that loads safely.
+
+    Args:
+        host: The base model.
+        weights: Safetensors file with the new weights.
+        imgsz: Input size in pixels that the checkpoint states.
+        output: Checkpoint to write.
+    """
     state = load_file(weights)
     if not all(bool(torch.isfinite(value).all()) for value in state.values()):
         raise HaloposeError("fine-tuning diverged (weights are not finite): lower the learning rate")

@@ -191,7 +191,16 @@ def _factors(matrices: Array) -> Array:
 
 
 def matched_pairs(predictions: PoseDistributions, truth: GroundTruth, protocol: Protocol) -> tuple[Array, Array]:
-    """True positives in image order: indices (M,) of the detections, and indices (M,) of their objects."""
+    """Match detections to objects.
+
+    Args:
+        predictions: Detections.
+        truth: Annotated objects of the same images.
+        protocol: Settings of the match.
+
+    Returns:
+        Indices (M,) of the true positives and indices (M,) of their objects, in image order.
+    """
     if protocol.match == "oks":
         detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
     else:

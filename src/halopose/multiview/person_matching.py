@@ -23,6 +23,12 @@ def epipolar_distance(
 
     With rays x and y, e = y' E x is zero for one point, and its variance follows from both covariances. The result
     is chi-square with one degree of freedom if both detections show the same person.
+
+    Args:
+        first: First view.
+        second: Second view.
+        one: Poses (N) in the first view.
+        other: Poses (M) in the second view.
     """
     relative_rotation = second.rotation @ first.rotation.T
     essential = skew(second.rotation @ (first.position - second.position)) @ relative_rotation
@@ -52,7 +58,14 @@ def _rays(view: CalibratedView, poses: PoseDistributions) -> tuple[Array, Array]
 
 
 def likeness(first: CalibratedView, second: CalibratedView, one: PoseDistributions, other: PoseDistributions) -> Array:
-    """Agreement (N, M) of the detections of two views from 0 to 1, over the keypoints kept in both."""
+    """Agreement (N, M) of the detections of two views from 0 to 1, over the keypoints kept in both.
+
+    Args:
+        first: First view.
+        second: Second view.
+        one: Poses (N) in the first view.
+        other: Poses (M) in the second view.
+    """
     if not len(one) or not len(other):
         return np.zeros((len(one), len(other)))
     distance = epipolar_distance(first, second, one, other)

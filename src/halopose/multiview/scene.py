@@ -163,7 +163,15 @@ def gather(
     offsets: Array,
     settings: SceneBuildSettings,
 ) -> SceneObservations:
-    """Group the detections of each frame into persons, and list the observations of their keypoints."""
+    """Group the detections of each frame into persons, and list the observations of their keypoints.
+
+    Args:
+        views: Calibrated views (V of them).
+        films: Poses of every frame of every view.
+        layout: Keypoint layout.
+        offsets: Offsets (V,) of the films in whole frames.
+        settings: Thresholds.
+    """
     first, last = (
         max(0, -int(offsets.min())),
         min(len(film) - int(o) for film, o in zip(films, offsets, strict=True)),

@@ -72,7 +72,14 @@ class Predictor(Protocol):
 
 
 def check_options(conf: Any, iou: Any, imgsz: Any, batch: Any) -> None:
-    """Refuse thresholds, input sizes and batch sizes that are out of range."""
+    """Refuse thresholds, input sizes and batch sizes that are out of range.
+
+    Args:
+        conf: Lowest score of a detection, from 0 to 1.
+        iou: IoU of non-maximum suppression, from 0 to 1.
+        imgsz: Input size in pixels, or None.
+        batch: Number of images per batch.
+    """
     for value in (conf, iou):
         if not isinstance(value, (float, Real)) or not 0 <= float(value) <= 1:
             raise HaloposeError(f"conf and iou must lie between 0 and 1, got {conf!r} and {iou!r}")

@@ -156,7 +156,13 @@ def track_files(
 
 
 def check_track_outputs(source: str | Path, folder: Path | str, settings: TrackFileSettings) -> None:
-    """Raise ``HaloposeError`` before any work if there is no film or an output would replace one."""
+    """Check the source and the outputs before any work.
+
+    Args:
+        source: A film, a folder or pattern of films, the number of a camera, or an address.
+        folder: Output folder.
+        settings: Settings of tracking.
+    """
     if settings.show:
         check_screen()
     for film, place in _films(source, Path(folder)):

@@ -36,7 +36,14 @@ _CSV_FIELDS = ("estimate", "low", "high", "difference", "difference_low", "diffe
 
 @dataclass(frozen=True)
 class AblationCell:
-    """A metric of a row and its difference to the default as text; ``significant`` if the interval excludes zero."""
+    """A metric of a row as text.
+
+    Attributes:
+        value: The metric.
+        margin: Half the width of its 95 % interval.
+        difference: Paired difference to the default; empty for the default.
+        significant: Whether the interval of the difference excludes zero.
+    """
 
     value: str
     margin: str

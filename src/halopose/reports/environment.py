@@ -48,7 +48,14 @@ class ExtraStatus:
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """A named model: its use, the state of its base model and artifact, and whether both are installed."""
+    """Installation of a named model.
+
+    Attributes:
+        name: Name of the model.
+        use: What the model is for.
+        detail: State of its base model and artifact, or why it cannot be loaded.
+        ready: Whether its files are installed.
+    """
 
     name: str
     use: str

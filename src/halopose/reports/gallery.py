@@ -10,7 +10,15 @@ from halopose.reports.html import page
 
 @dataclass(frozen=True)
 class GallerySection:
-    """A section with pictures (address, caption) and an optional link."""
+    """A section of the page.
+
+    Attributes:
+        title: Heading.
+        text: Text below the heading.
+        pictures: Address and caption of each picture.
+        link: Address of a link; empty for none.
+        link_text: Text of the link.
+    """
 
     title: str
     text: str
@@ -20,5 +28,11 @@ class GallerySection:
 
 
 def render_gallery(title: str, summary: str, parts: Sequence[GallerySection]) -> str:
-    """The page (html)."""
+    """The page (html).
+
+    Args:
+        title: Title of the page.
+        summary: Text below the title.
+        parts: Sections.
+    """
     return page("gallery.html", title=title, summary=summary, parts=parts)

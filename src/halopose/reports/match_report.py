@@ -98,7 +98,13 @@ def match_sentences(scores: Scores) -> Iterator[str]:
 
 
 def worst_groups(match: MatchScores, distribution: str = "student_t", count: int = NAMED) -> list[KeypointGroup]:
-    """Groups whose ACE is above its noise floor, those furthest above first."""
+    """Groups of keypoints whose ACE is above the noise floor, the largest excess first.
+
+    Args:
+        match: Calibration on one kind of match.
+        distribution: Distribution to look at.
+        count: Largest number of groups.
+    """
 
     def excess(group: KeypointGroup) -> float:
         one = group.distributions[distribution]
@@ -116,7 +122,13 @@ def regions_text(match: MatchScores) -> str:
 
 
 def floor_text(floor: NoiseFloor, value: float, decimals: int = 4) -> str:
-    """Noise floor as a 95 % range, and whether the value is compatible with it."""
+    """Noise floor as a 95 % range, and whether the value is compatible with it.
+
+    Args:
+        floor: The noise floor.
+        value: The measured metric.
+        decimals: Decimals of the range.
+    """
     if not math.isfinite(floor.high):
         return "too few images for a noise floor"
     state = "compatible with" if floor.compatible(value) else "above"

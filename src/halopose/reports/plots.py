@@ -49,7 +49,13 @@ class Axis:
 
     @classmethod
     def of_bins(cls, label: str, count: int, names: Sequence[str]) -> Axis:
-        """Bins at 0, 1, ...; ``names`` of the bins, or of their edges if there is one more."""
+        """An axis of bins at 0, 1, ....
+
+        Args:
+            label: Text of the axis.
+            count: Number of bins.
+            names: Names of the bins, or of their edges if there is one more.
+        """
         start = -0.5 if len(names) > count else 0.0
         return cls(label, -0.5, count - 0.5, [start + number for number in range(len(names))], names)
 
@@ -92,7 +98,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves and bars; a bar is (left, right, height)."""
+    """A chart with curves and bars.
+
+    Attributes:
+        title: Title.
+        x: Horizontal axis.
+        y: Vertical axis.
+        curves: Lines and marks.
+        bars: Left end, right end and height of each bar.
+    """
 
     title: str
     x: Axis

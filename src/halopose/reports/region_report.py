@@ -22,7 +22,16 @@ _PERSON = (
 
 @dataclass(frozen=True)
 class Link:
-    """A correlation between two keypoints, drawn from (x1, y1) to (x2, y2)."""
+    """A correlation between two keypoints, drawn as a line.
+
+    Attributes:
+        x1: Start, x.
+        y1: Start, y.
+        x2: End, x.
+        y2: End, y.
+        value: Correlation.
+        text: Names of the keypoints.
+    """
 
     x1: float
     y1: float
@@ -34,7 +43,15 @@ class Link:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """Keypoints, bones and correlations of one direction, in units of the picture's width."""
+    """Correlations along one direction, drawn on a skeleton. Positions are in units of the picture's width.
+
+    Attributes:
+        title: Title.
+        height: Height of the picture.
+        points: Position and name of each keypoint.
+        bones: Ends of each limb.
+        links: Correlations.
+    """
 
     title: str
     height: float

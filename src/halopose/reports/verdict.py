@@ -52,7 +52,13 @@ def is_miscalibrated(scores: Scores) -> bool:
 
 
 def coverage_at(scores: Scores, distribution: str, level: int) -> float | None:
-    """Joint coverage of the region of ``level`` per cent; None if unknown."""
+    """Joint coverage of the ellipses; None if unknown.
+
+    Args:
+        scores: The scores.
+        distribution: Name of the distribution.
+        level: Nominal probability in per cent.
+    """
     curve = _curve(scores, distribution)
     return curve[level - 1] if curve else None
 

@@ -51,7 +51,15 @@ OTHER_SEED = "other-seed"
 
 @dataclass(frozen=True)
 class AblationVariant:
-    """One variant: settings of training, calibration and pruning."""
+    """One variant: settings of training, calibration and pruning.
+
+    Attributes:
+        name: Name in file names.
+        title: Name in reports.
+        fit: Settings of training and calibration.
+        scalarisation: Scalar of the covariance that keypoints are ranked by.
+        rule: Rule of the pruning threshold.
+    """
 
     name: str
     title: str
@@ -151,7 +159,16 @@ class AblationResult(PairedMetrics):
 
     @classmethod
     def read(cls, path: Path, row: AblationVariant, key: str) -> AblationResult | None:
-        """Read a computed row. None if the file is missing, damaged, or belongs to other settings or data."""
+        """Read a computed row.
+
+        Args:
+            path: File of the row.
+            row: The variant.
+            key: Digest of data and settings.
+
+        Returns:
+            The row; None if the file is missing, damaged, or belongs to other settings or data.
+        """
         try:
             content = read_json(path)
             if content["format"] != FORMAT or content["key"] != key:

@@ -123,7 +123,14 @@ FINDINGS = (
 
 @dataclass(frozen=True)
 class MeasuredDifference:
-    """An implication with its difference and verdict. ``by_seed``: change of the difference with another seed."""
+    """An implication of a finding, tested.
+
+    Attributes:
+        text: The implication in words.
+        difference: Measured difference with its interval.
+        verdict: Verdict on the implication.
+        by_seed: Change of the difference with another seed; None if unknown.
+    """
 
     text: str
     difference: Difference

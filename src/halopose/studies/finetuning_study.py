@@ -173,7 +173,17 @@ def measure(
     comparison: ComparisonSettings,
     progress: Progress | None = None,
 ) -> BaseModelScores:
-    """AP and AR of a base model, and calibration of the distributions of its residuals."""
+    """Measure AP and AR of a base model, and the calibration of its residuals.
+
+    Args:
+        host: The base model.
+        training: Images to train heads on.
+        validation: Images to calibrate and to score on.
+        work: Folder for intermediate results.
+        settings: Settings of the fine-tuning.
+        comparison: Settings of the comparison.
+        progress: Called with every step.
+    """
     plan = FitSettings(
         train=TrainSettings(epochs=comparison.head_epochs, seed=settings.seed),
         train_sizes=(settings.imgsz,),

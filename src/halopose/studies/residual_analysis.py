@@ -149,7 +149,16 @@ def assigned_residuals(store: MatchStore) -> ResidualSample:
 def analyse(
     store: MatchStore, settings: AnalysisSettings | None = None, training: MatchStore | None = None
 ) -> dict[str, Any]:
-    """Analyse the residuals of a feature cache. ``training``: cache of the training cells, by default ``store``."""
+    """Analyse the residuals of a feature cache.
+
+    Args:
+        store: Cache with retained detections.
+        settings: Settings of the analysis.
+        training: Cache with the cells assigned in training; default: ``store``.
+
+    Returns:
+        The content of analysis.json.
+    """
     settings = settings or AnalysisSettings()
     matched = matched_residuals(store, settings.oks_threshold)
     return analyse_residuals(matched, assigned_residuals(training or store), store.layout, settings)
@@ -158,7 +167,17 @@ def analyse(
 def analyse_residuals(
     matched: ResidualSample, assigned: ResidualSample, layout: Keypoints, settings: AnalysisSettings
 ) -> dict[str, Any]:
-    """Analyse the residuals of matched detections and of assigned training cells."""
+    """Analyse the residuals of matched detections and of assigned training cells.
+
+    Args:
+        matched: Residuals of matched detections.
+        assigned: Residuals of assigned cells.
+        layout: Keypoint layout.
+        settings: Settings of the analysis.
+
+    Returns:
+        The content of analysis.json.
+    """
     if not matched.labelled.any() or not assigned.labelled.any():
         raise HaloposeError("no labelled keypoint: check the annotations")
     scatter, weight = robust_scatter(matched.normalized, matched.labelled)
@@ -231,6 +250,11 @@ def tails(residuals: ResidualSample, scatter: Array, settings: AnalysisSettings)
     A standard deviation that varies between instances looks like heavy tails. Heads explain this part. The results
     are therefore given twice: ``constant`` for one scale per keypoint, ``binned`` for a scale that also depends on
     visibility (or confidence) and object scale in bins.
+
+    Args:
+        residuals: Residuals of matched detections.
+        scatter: Scatter matrices (K, 2, 2).
+        settings: Settings of the analysis.
     """
     constant = _distances(residuals, scatter)
     binned = constant / _binned_variance(residuals, constant)
@@ -297,6 +321,11 @@ def shape(residuals: ResidualSample, weight: Array, settings: AnalysisSettings) 
 
     ``image`` is in image axes. ``limb`` is the correlation after mirroring each instance so that the limb points into
     one quadrant: it detects residuals along or across the limb.
+
+    Args:
+        residuals: Residuals of matched detections.
+        weight: Robust weights (N, K).
+        settings: Settings of the analysis.
     """
     values = np.where(residuals.labelled[..., None], residuals.normalized, 0.0)
     result = {"image": _shape_in(residuals, values, weight, settings)}
@@ -331,7 +360,13 @@ def _ratio_and_correlation(moments: Array) -> tuple[Array, Array]:
 
 
 def keypoint_correlation(residuals: ResidualSample, scatter: Array, weight: Array) -> dict[str, Any]:
-    """Robust correlation (K, K) of the residuals of two keypoints of an instance, over both axes."""
+    """Robust correlation (K, K) of the residuals of two keypoints of an instance, over both axes.
+
+    Args:
+        residuals: Residuals of matched detections.
+        scatter: Scatter matrices (K, 2, 2).
+        weight: Robust weights (N, K).
+    """
     factor = np.linalg.inv(np.linalg.cholesky(scatter))
     values = np.where(residuals.labelled[..., None], residuals.normalized, 0.0)
     white = np.einsum("kij,nkj->nki", factor, values) * np.sqrt(weight)[..., None]
@@ -360,6 +395,12 @@ def dependence(residuals: ResidualSample, scatter: Array, sigmas: Array, setting
 
     The scale is the median radius, divided by that of a unit Gaussian. It is given twice: ``normalized`` is relative to
     the scatter of each keypoint, in units of object scale, and ``pixels`` is in pixels.
+
+    Args:
+        residuals: Residuals of matched detections.
+        scatter: Scatter matrices (K, 2, 2).
+        sigmas: Keypoint sigmas (K,).
+        settings: Settings of the analysis.
     """
     labelled = residuals.labelled
     radius = np.sqrt(_distances(residuals, scatter))
@@ -399,6 +440,11 @@ def shift(matched: ResidualSample, assigned: ResidualSample, settings: AnalysisS
 
     ``distance`` is the Kolmogorov distance between the radii |r| / (s kappa) of weighted assigned cells and of
     matched detections. ``effective`` is Kish's effective sample size over the number of cells.
+
+    Args:
+        matched: Residuals of matched detections.
+        assigned: Residuals of assigned cells.
+        settings: Settings of the analysis.
     """
     rows = []
     inference = np.sort(matched.radius[matched.labelled])
@@ -471,7 +517,13 @@ def equal_bins(values: Array, bins: int) -> tuple[Array, Array]:
 
 
 def resampled_sums(image_ids: Array, values: Array, settings: AnalysisSettings) -> Array:
-    """Sums (B, F) of values (N, F) under B bootstrap resamplings of images."""
+    """Sums (B, F) of values (N, F) under B bootstrap resamplings of images.
+
+    Args:
+        image_ids: Image ids (N,).
+        values: Values (N, F) to sum.
+        settings: Settings with the number of resamplings and their seed.
+    """
     images, index = np.unique(image_ids, return_inverse=True)
     sums = np.zeros((len(images), values.shape[1]))
     np.add.at(sums, index, values)

@@ -341,7 +341,14 @@ def _smoothed(
 
 
 def is_certain(spread: Array, size: Array | float, layout: Keypoints, least: float) -> Array:
-    """Whether keypoints (T, K) with covariances (T, K, 2, 2) are at least as certain as ``least``."""
+    """Whether keypoints (T, K) with covariances (T, K, 2, 2) are at least as certain as ``least``.
+
+    Args:
+        spread: Covariances (T, K, 2, 2).
+        size: Size of the object in pixels.
+        layout: Keypoint layout.
+        least: Limit from ``least_certain``.
+    """
     tolerance = np.asarray(size, dtype=np.float64)[..., None] * layout.kappa
     return np.asarray(np.trace(spread, axis1=-2, axis2=-1) <= least * tolerance**2)
 

@@ -164,7 +164,14 @@ def keypoint_precision_at(hits: list[Array], weight: Array) -> float:
 def random_keypoint_precision(
     similarity: Array, weight: Array | None = None, *, rounds: int = 10, seed: int = 0
 ) -> float:
-    """AKP of a random ranking: mean over ``rounds`` seeded shuffles. The order of the samples does not matter."""
+    """AKP of a random ranking: mean over ``rounds`` seeded shuffles. The order of the samples does not matter.
+
+    Args:
+        similarity: (N,) keypoint similarities.
+        weight: (N,) number of copies of each sample.
+        rounds: Number of shuffles.
+        seed: Seed of the shuffles.
+    """
     generator = np.random.default_rng(seed)
     grades = grade(similarity)
     if weight is None:

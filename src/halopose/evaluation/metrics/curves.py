@@ -52,12 +52,26 @@ def level_index(probability: Array) -> Array:
 def coverage_of_levels(
     level: Array, weight: Array | None = None, groups: Array | None = None, group_count: int = 1
 ) -> Array:
-    """``coverage`` (group_count, 99) from ``level_index`` (N,)."""
+    """``coverage`` (group_count, 99) from ``level_index`` (N,).
+
+    Args:
+        level: (N,) ``level_index`` of each sample.
+        weight: (N,) number of copies of each sample.
+        groups: (N,) group index of each sample.
+        group_count: Number of groups.
+    """
     return coverage_of_counts(level_counts(level, groups, group_count, weight))
 
 
 def level_counts(level: Array, groups: Array | None = None, group_count: int = 1, weight: Array | None = None) -> Array:
-    """Histogram (group_count, 100) of ``level_index`` (N,) by group; sufficient to compute the coverage."""
+    """Histogram (group_count, 100) of ``level_index`` (N,) by group; sufficient to compute the coverage.
+
+    Args:
+        level: (N,) ``level_index`` of each sample.
+        groups: (N,) group index of each sample.
+        group_count: Number of groups.
+        weight: (N,) number of copies of each sample.
+    """
     bins = len(LEVELS) + 1
     cell = level if groups is None else level + groups * bins
     return np.bincount(cell, weights=weight, minlength=bins * group_count).reshape(group_count, bins)
@@ -100,7 +114,13 @@ def qq_positions(count: int, points: int = 200) -> Array:
 
 
 def qq_values(statistic: Array, points: int = 200, *, presorted: bool = False) -> Array:
-    """Empirical quantiles of ``qq_points``. ``presorted``: the samples (N,) are in ascending order already."""
+    """Empirical quantiles of ``qq_points``.
+
+    Args:
+        statistic: (N,) samples.
+        points: Maximum number of points.
+        presorted: The samples are in ascending order already.
+    """
     ordered = statistic if presorted else np.sort(statistic)
     return ordered[_qq_ranks(len(statistic), points)]
 

@@ -26,7 +26,13 @@ def crps_gaussian(standardized: Array, scale: Array) -> Array:
 
 
 def crps_student(standardized: Array, scale: Array, dof: Array) -> Array:
-    """CRPS (n,) of residuals divided by their scale (n,) under a Student-t of dof > 1 degrees of freedom (n,)."""
+    """CRPS (n,) under a Student-t.
+
+    Args:
+        standardized: (n,) residuals divided by their scale.
+        scale: (n,) scales.
+        dof: (n,) degrees of freedom, above 1.
+    """
     z, nu = np.asarray(standardized), np.asarray(dof, dtype=float)
     large = nu > 1e5  # the Gaussian limit, where the beta functions overflow
     nu = np.minimum(nu, 1e5)
@@ -42,6 +48,11 @@ def energy_score(residual: Array, factors: Array, dof: Array | None) -> Array:
 
     X has the Cholesky factor (n, 2, 2) and, for a Student-t, dof (n,) degrees of freedom. A length in the plane is
     pi / 2 times its mean projection, so the score is pi / 2 times the mean CRPS along all directions.
+
+    Args:
+        residual: Residuals r (n, 2) in pixels.
+        factors: Cholesky factors (n, 2, 2) of the scale matrices of X.
+        dof: Degrees of freedom (n,) of a Student-t; None for a Gaussian.
     """
     total = np.zeros(len(residual))
     for angle in (np.arange(_DIRECTIONS) + 0.5) * np.pi / _DIRECTIONS:

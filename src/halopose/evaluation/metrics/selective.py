@@ -40,7 +40,13 @@ class SelectiveScores:
 
 
 def auroc(confidence: Array, correct: Array, weight: Array | None = None) -> float:
-    """Area under the ROC curve of confidences (n,); ties count half. NaN if all are correct or wrong."""
+    """Area under the ROC curve; ties count half. NaN if all keypoints are correct or all are wrong.
+
+    Args:
+        confidence: (n,) confidences.
+        correct: (n,) whether the keypoint is correct.
+        weight: (n,) number of copies of each keypoint.
+    """
     correct = np.asarray(correct, dtype=bool)
     weight = np.ones(len(correct)) if weight is None else np.asarray(weight, dtype=float)
     _, place = np.unique(confidence, return_inverse=True)
@@ -51,9 +57,14 @@ def auroc(confidence: Array, correct: Array, weight: Array | None = None) -> flo
 
 
 def risk_areas(confidence: Array, correct: Array, weight: Array | None = None) -> tuple[float, float]:
-    """AURC and AUGRC of confidences (n,): means of the error rate and of the joint error rate over shares kept.
+    """AURC and AUGRC: means of the error rate and of the joint error rate over shares kept.
 
     Tied keypoints are kept together: their errors are spread evenly over the tie.
+
+    Args:
+        confidence: (n,) confidences.
+        correct: (n,) whether the keypoint is correct.
+        weight: (n,) number of copies of each keypoint.
     """
     weight = np.ones(len(confidence)) if weight is None else np.asarray(weight, dtype=float)
     _, place = np.unique(-np.asarray(confidence), return_inverse=True)
@@ -78,7 +89,16 @@ def risk_areas(confidence: Array, correct: Array, weight: Array | None = None) -
 def selective_scores(
     confidence: Array, correct: Array, image: Array, images: int, draws: int = 0, seed: int = 0
 ) -> SelectiveScores:
-    """AUROC, AURC and AUGRC of confidences (n,) of keypoints on images (n,), with intervals over images."""
+    """AUROC, AURC and AUGRC with bootstrap intervals over images.
+
+    Args:
+        confidence: (n,) confidences.
+        correct: (n,) whether the keypoint is correct.
+        image: (n,) image index.
+        images: Number of images.
+        draws: Number of resamplings, at most 200; 0 for no intervals.
+        seed: Seed of the resampling.
+    """
 
     def all_three(weight: Array | None) -> tuple[float, float, float]:
         return (auroc(confidence, correct, weight), *risk_areas(confidence, correct, weight))

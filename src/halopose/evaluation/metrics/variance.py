@@ -81,7 +81,13 @@ def _errors(bins: VarianceBins) -> Array:
 
 
 def normalized_calibration_errors(predicted: Array, squared: Array, sizes: Array) -> list[float]:
-    """ENCE of G concatenated groups of ``sizes`` (G,) samples, each sorted by predicted variance (N,)."""
+    """ENCE of G groups of samples.
+
+    Args:
+        predicted: (N,) predicted variances, group after group, in ascending order within each group.
+        squared: (N,) squared residuals in the same order.
+        sizes: (G,) number of samples of each group.
+    """
     bins = np.minimum(sizes, BINS)
     if not bins.any():
         return [float("nan")] * len(sizes)
