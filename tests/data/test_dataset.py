@@ -45,7 +45,8 @@ def as_coco(dataset: Dataset, path: Path) -> None:
         images.append({"id": record.image_id, "file_name": record.path.name, "height": image.shape[0]})
         for n in range(len(objects)):
             x1, y1, x2, y2 = objects.boxes[n].tolist()
-            triples = np.concatenate([objects.keypoints[n], 2.0 * objects.labelled[n][:, None]], axis=1)
+            flags = np.where(objects.occluded[n], 1.0, 2.0) * objects.labelled[n]
+            triples = np.concatenate([objects.keypoints[n], flags[:, None]], axis=1)
             annotations.append(
                 {
                     "id": len(annotations) + 1,

@@ -232,7 +232,9 @@ def test_covariances_stay_symmetric_and_positive(seed: int, gate: float, patienc
     variance = np.diagonal(track.covariances, axis1=1, axis2=2)
     known = np.isin(np.arange(STATES), (24, 25))  # clock and focal length are exact here
     assert (variance[:, ~known] > 0).all()
-    correlation = track.covariances / np.sqrt(variance[:, :, None] * variance[:, None, :])
+    assert not track.covariances[:, known].any()
+    deviation = np.sqrt(variance[:, ~known])
+    correlation = track.covariances[:, ~known][:, :, ~known] / (deviation[:, :, None] * deviation[:, None, :])
     assert (np.linalg.eigvalsh(correlation) > -1e-9).all()
     assert len(track.times) + len(track.irs_times) + len(track.ignored) == len(measured)
     assert (np.diff(track.times) >= 0).all()
