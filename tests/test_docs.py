@@ -197,7 +197,7 @@ def test_the_table_of_equations_agrees_with_the_docstrings() -> None:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """In a process of its own, as `make docs` does; every link, anchor and name of the reference is checked."""
+    """In a separate process, as `make docs` does; every link, anchor and name of the reference is checked."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""The examples run as they stand, in a folder of their own, and show what they say they show."""
+"""The examples run unchanged in an empty folder and print the documented results."""
 
 import runpy
 import sys
@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Run an example in an empty folder; gives its names and what it said."""
+    """Run an example in an empty folder; return its variables and its output."""
     monkeypatch.chdir(tmp_path)
 
     def run_example(name: str, *arguments: Any, run_name: str = "__main__") -> Any:

@@ -1,4 +1,4 @@
-"""The laws compared: nothing is fitted on the images it is used on, what is given is used, thresholds are best."""
+"""Calibration is never fitted on the images it is applied to, given parts are used, thresholds are optimal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformal regions: what they promise, on data whose law is known and regions do not know."""
+"""Conformal regions: their guarantees on data of a known distribution that the regions do not use."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_score_an_image_is_split_conformal() -> None:
 
 
 def draw(rng: np.random.Generator, images: int, tails: float, keypoints: int = 3) -> tuple[Array, Array]:
-    """Squared distances (M, K) of correlated keypoints under a law three times too small, and their images.
+    """Squared distances (M, K) of correlated keypoints under a distribution three times too narrow, and their images.
 
     An image has one to four objects, all of which share a part of their error.
     """
@@ -66,7 +66,7 @@ def draw(rng: np.random.Generator, images: int, tails: float, keypoints: int = 3
 
 @pytest.mark.parametrize("tails", [3.0, 1e6])
 def test_coverage_holds_over_repetitions(tails: float) -> None:
-    """1,000 calibrations on 60 images of a wrong law; a keypoint, and an object, of one more image at a time."""
+    """1,000 calibrations on 60 images, each tested on a keypoint and an object of another image."""
     rng = np.random.default_rng(1)
     held, repetitions = np.zeros((2, 2)), 1000
     for _ in range(repetitions):
@@ -84,7 +84,7 @@ def test_coverage_holds_over_repetitions(tails: float) -> None:
     for row, probability in enumerate((0.9, 0.95)):
         error = math.sqrt(probability * (1 - probability) / repetitions)
         assert np.all(held[row] / repetitions >= probability - error)
-        # Of n images at most 1 / (n + 1) more than promised, and what 1,000 repetitions cannot tell.
+        # Coverage exceeds the guarantee by at most 1 / (n + 1) for n images, plus the noise of 1,000 repetitions.
         assert np.all(held[row] / repetitions <= probability + 1 / 49 + 3 * error)
 
 

@@ -1,4 +1,4 @@
-"""The joint law of keypoints: marginals stay, parameters come back, and scipy agrees."""
+"""The joint distribution of keypoints: marginals are kept, parameters are recovered, and scipy agrees."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_one_nu_for_all_is_the_multivariate_t() -> None:
 
 
 def test_the_density_integrates_to_each_keypoints_own_distribution() -> None:
-    """Density over the law of a keypoint, averaged over the other one, is 1."""
+    """The density ratio to the distribution of one keypoint, averaged over the other one, is 1."""
     matrix = some_correlation(keypoints=2)
     factors = np.tile(np.eye(2), (20_000, 2, 1, 1))
     distribution = JointDistribution(factors, matrix, np.array([3.0, 8.0]), 5.0)

@@ -1,4 +1,4 @@
-"""Dispersion from scores: recovers a known law, is monotone, and is calibrated on other images."""
+"""Dispersion from scores: recovers a known distribution, is monotone, and is calibrated on other images."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_a_keypoint_is_fitted_as_well_among_others(seed: int, n: int, rows: str)
 
 @pytest.mark.parametrize("excess", [-1e-3, -1e-6, 0, 1e-8, 1e-7, 1e-6, 3e-6, 1e-5, 1e-4, 1e-3, 1e-2])
 def test_student_t_is_optimal_on_both_sides_of_the_gaussian(excess: float) -> None:
-    """The spread E[m^2] / E[m]^2 just above and below an exponential law's 2, where nu leaves its bound."""
+    """The spread E[m^2] / E[m]^2 just above and below 2 (exponential distribution), where nu leaves its bound."""
     base = -2 * np.log1p(-(np.arange(4000) + 0.5) / 4000)
 
     def gap(power: float) -> float:

@@ -456,7 +456,7 @@ def test_commands_run_without_docstrings() -> None:
 
 
 def test_help_lists_commands_by_task() -> None:
-    """Prediction first; commands of plug-ins under a heading of their own."""
+    """Prediction comes first; commands of plug-ins have a separate heading."""
     listed = run("--help")
     places = [listed.index(title) for title in ("Predict:", "Fit:", "Score:", "Deploy:", "Plug-ins:")]
     assert places == sorted(places)

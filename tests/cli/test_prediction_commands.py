@@ -539,7 +539,7 @@ def test_a_window_that_cannot_open_is_one_line(
 
 
 def closing_after(count: int, shown: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A camera without end, and a window that the user closes after so many frames."""
+    """An endless camera, and a window that the user closes after a number of frames."""
 
     class ClosedWindow(Window):
         def __init__(self, title: str = "", rate: bool = False) -> None:

@@ -15,6 +15,7 @@ from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from tests.helpers.models import write_yolo
+from tests.helpers.values import present
 
 SHAPES = [(40, 60), (33, 21), (50, 50)]
 IMAGES = [np.full((*shape, 3), 90, np.uint8) for shape in SHAPES]
@@ -45,7 +46,7 @@ def as_coco(dataset: Dataset, path: Path) -> None:
         images.append({"id": record.image_id, "file_name": record.path.name, "height": image.shape[0]})
         for n in range(len(objects)):
             x1, y1, x2, y2 = objects.boxes[n].tolist()
-            flags = np.where(objects.occluded[n], 1.0, 2.0) * objects.labelled[n]
+            flags = np.where(present(objects.occluded)[n], 1.0, 2.0) * objects.labelled[n]
             triples = np.concatenate([objects.keypoints[n], flags[:, None]], axis=1)
             annotations.append(
                 {

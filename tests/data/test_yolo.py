@@ -142,7 +142,7 @@ def test_files_of_one_name_are_distinguished_by_folder(tmp_path: Path) -> None:
     both = load_dataset(tmp_path / "data.yaml", "train,val")
     assert len(set(both.image_ids.tolist())) == len(both) == 7
     assert set(both.image_ids) == set(train.image_ids) | set(val.image_ids)
-    assert 77 in val.image_ids  # a name of its own still says its number
+    assert 77 in val.image_ids  # a unique name keeps its number as id
     with pytest.raises(HaloposeError, match="two of the splits"):
         load_dataset(tmp_path / "data.yaml", "val,val")
 

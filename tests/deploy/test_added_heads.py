@@ -1,4 +1,4 @@
-"""Heads added to existing ONNX files: the file stays as it is, and covariances are those of the package."""
+"""Heads added to existing ONNX files: the network does not change, and covariances equal those of the package."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -23,7 +23,7 @@ from tests.helpers.evaluations import partly_labelled, poses, with_informative_v
 PROTOCOL = Protocol()
 EDGES = np.array([1024.0, 9216.0])
 DRAWS = 5
-RANDOM = ("akp_random", "akp_skill")  # a draw of its own order
+RANDOM = ("akp_random", "akp_skill")  # each draw has a different order
 
 
 def true_positives(images: Array, seed: int, nu: float | None = None) -> MatchedPoses:

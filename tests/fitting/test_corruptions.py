@@ -28,7 +28,7 @@ def test_severity_is_what_it_says(kind: str) -> None:
     away = [np.sqrt(np.mean((copy.astype(float) - image) ** 2)) for copy in copies]
     assert away[0] > 1
     assert away[-1] > 1.5 * away[0]
-    if kind not in ("gamma", "motion"):  # which way is by chance
+    if kind not in ("gamma", "motion"):  # their direction is random
         assert (np.diff(away) > 0).all(), away
     assert all(copy.shape == image.shape and copy.dtype == np.uint8 for copy in copies)
     np.testing.assert_array_equal(copies[2], corrupt(image, kind, 3, seed=4))

@@ -44,7 +44,7 @@ SETTINGS = TrainSettings(
 
 
 def true_factors(windows: torch.Tensor, stride: int) -> torch.Tensor:
-    """The law that the residuals of a window are drawn from: it depends on the window's centre."""
+    """The distribution of the residuals of a window, which depends on the window's centre."""
     value = windows[:, 0, 2, 2, None].double() * torch.tensor([1.0, 0.5]) + torch.tensor([0.0, -0.7])
     a, b, c = 0.5 * value, 0.3 * torch.ones_like(value), -0.3 * value
     rows = torch.stack([a.exp(), torch.zeros_like(a), b, c.exp()], -1)

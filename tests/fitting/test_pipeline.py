@@ -21,7 +21,7 @@ from tests.helpers.values import present
 
 
 def test_calibration_bounds_heads_that_ask_for_it_whatever_bound_they_had(tmp_path: Path, one_thread: None) -> None:
-    """Heads by chance state far too much for some detections: a bound is likelier."""
+    """Random heads state far too large covariances for some detections: a bound has the higher likelihood."""
     host = host_of("11")
     settings = FitSettings(imgsz=64, train_sizes=(64,), head=HeadSettings(overlaps=True, features=True, bounded=True))
     data = load_dataset(write_scenes(tmp_path, host, {"val": 40}), "val")

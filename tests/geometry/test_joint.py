@@ -150,7 +150,7 @@ def test_positions_lie_in_their_ellipsoids_as_often_as_said(nu: float) -> None:
 
 
 def test_both_poses_of_a_plane_are_weighed_by_the_joint_distribution() -> None:
-    """A small tag far away: the costs of both minima are the joint law's own, and the lesser is the answer."""
+    """A small tag far away: both minima have the joint cost, and the lower one is returned."""
     camera, tag = (
         Camera(800, 800, 320, 240, 640, 480),
         0.1 * np.array([[-1.0, 1, 0], [1, 1, 0], [1, -1, 0], [-1, -1, 0]]),

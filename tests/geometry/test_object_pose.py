@@ -1,4 +1,4 @@
-"""The pose of any object: against OpenCV and gtsam, its spread against what it promises, and joint covariances."""
+"""The pose of any object: against OpenCV and gtsam, its spread against the stated covariance, and joint covariances."""
 
 from typing import Any
 
@@ -190,7 +190,7 @@ def test_a_pose_that_is_not_there_is_told_not_raised() -> None:
 
 @pytest.mark.parametrize("points", [SQUARE, CUBE])
 def test_pixels_that_are_one_point_spoil_no_other_frame(points: np.ndarray) -> None:
-    """OpenCV's start of a solid gives up on them with an error of its own."""
+    """OpenCV's initial solver for solids raises its own error for these points."""
     seen = sight(points, 4, 3)[0]
     seen[1] = 300.0, 200.0
     seen[2] = project(CAMERA, points @ exp_so3(RVEC).T + [0.0, 0.0, 1e4])

@@ -1,4 +1,4 @@
-"""PnP against scipy's minimum and OpenCV, its spread against what it promises, and what it refuses."""
+"""PnP against scipy's minimum and OpenCV, its spread against the stated covariance, and refused inputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -225,7 +225,7 @@ def test_a_start_is_taken_up() -> None:
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("attitude", ["estimated", "given"])
 def test_noisy_solves_spread_as_the_covariance_says(distance: float, attitude: str) -> None:
-    """At 4,000 m with 1 px of noise the full pose is past linear; 0.3 px is what it promises to hold for."""
+    """The stated covariance is linearised: at 4,000 m it holds for 0.3 px of noise, but not for 1 px."""
     high = 0.3 if distance == 4000.0 and attitude == "estimated" else 1.0
     seen = sight(distance, 1000, np.random.default_rng(11), high=high)
     if attitude == "estimated":
@@ -374,7 +374,7 @@ def test_what_is_masked_out_may_lie_behind_the_camera(count: int, nu: Array | No
 
 @pytest.mark.parametrize("count", [1, 30])
 def test_coincident_and_collinear_pixels_are_refused(count: int) -> None:
-    """Alone and among good frames, with and without a little noise."""
+    """Alone and among valid frames, with and without noise."""
     rng = np.random.default_rng(17)
     seen = sight(1500.0, count, rng)
     spot, line = np.array([300.0, 200.0]), np.linspace(0, 1, 4)[:, None] * [60.0, 25.0] + [250.0, 150.0]

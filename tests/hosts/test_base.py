@@ -1,4 +1,4 @@
-"""What every host promises: the base is left alone, batches are taken apart, sparse heads are dense ones."""
+"""Every host: the base model does not change, batches equal single images, sparse heads equal dense heads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_half_precision_is_near_and_can_be_left_again(
         assert mine.dtype == torch.float32
         assert 0 < float((mine - theirs).norm() / theirs.norm()) < 0.2
     assert half.keypoints.dtype == half.scores.dtype == torch.float32
-    # Of weights by chance: single keypoints may go anywhere.
+    # With random weights single keypoints may differ.
     assert float((half.keypoints - whole.keypoints).abs().median()) < 5
     assert collect(host, dataset, tmp_path / "half", settings).manifest["settings"]["half"] is True
     with pytest.raises(HaloposeError, match="other data or settings"):

@@ -127,7 +127,7 @@ def test_offline_says_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_the_extra_the_wheel_is_left(cache: Path) -> None:
-    """As a user without ultralytics has it, in a process of its own."""
+    """In a separate process without ultralytics."""
     text = """
 import hashlib, sys
 sys.modules["ultralytics"] = None
@@ -151,7 +151,7 @@ def test_what_ships_is_in_its_package() -> None:
 
 
 def test_without_the_models_one_line_says_what_to_install() -> None:
-    """As a user of the Apache wheel alone has it, in a process of its own."""
+    """In a separate process with only the Apache wheel."""
     text = f"""
 import sys
 sys.modules["halopose_models"] = None

@@ -1,4 +1,4 @@
-"""What ships for landing: the detectors, their heads, and scenes that they have never seen."""
+"""The shipped runway detectors and heads, on held-out scenes."""
 
 from dataclasses import replace
 

@@ -84,7 +84,7 @@ def test_a_parallel_runway_does_not_pass_where_the_own_one_is_missed(distance: f
 
 
 def test_where_two_runways_fit_it_is_ambiguous() -> None:
-    """With nothing but a position sure to 300 m a detection may be either runway."""
+    """With only a position of 300 m uncertainty, a detection may be either runway."""
     view = believed(4000.0, sigma=300.0)
     for lateral in (0.0, -100.0, -229.0):
         alone = associate(detections(seen_from(4000.0, lateral=lateral)), view, CORNERS, [PARALLEL])

@@ -179,7 +179,7 @@ def test_images_are_kept_only_where_something_shows_them(
 
 
 class Strange(Oracle):
-    """Detections that are all unlike the data."""
+    """Detections that are all out of distribution."""
 
     def predict(self, image: Array, conf: float) -> list[PoseDistributions]:
         return [replace(poses, novelty=np.full(len(poses), 1e-3)) for poses in super().predict(image, conf)]

@@ -1,4 +1,4 @@
-"""The law of vision's errors: found again from errors drawn by it."""
+"""The distribution of vision errors: parameters are recovered from samples."""
 
 import numpy as np
 import pytest

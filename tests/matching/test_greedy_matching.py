@@ -193,7 +193,7 @@ def test_equal_to_pycocotools(keypoints: int, seed: int) -> None:
 
 
 def test_the_random_data_hold_what_they_should() -> None:
-    """A parity test on data without the edge cases would prove little."""
+    """The random data of the parity test contain the edge cases."""
     rng = np.random.default_rng(0)
     truth = random_truth(rng, 40)
     predictions = random_predictions(rng, truth, 399)

@@ -433,7 +433,7 @@ def test_fit_end_to_end(data: Path, tmp_path: Path, source: str) -> None:
 
 
 def check_with_predictor(model: Any, validation: Any, images: Any, truth: GroundTruth, scores: Scores) -> None:
-    """The predictor's own laws have the NLL that the evaluation reports, but for half precision windows."""
+    """The predicted distributions have the NLL of the evaluation, up to the half precision of stored windows."""
     parts = []
     for record in validation.subset(images).records:
         [poses] = model.predict(record.read()[0], conf=SETTINGS.conf, iou=SETTINGS.iou)

@@ -18,7 +18,7 @@ LEVELS = 3
 
 
 def rows(count: int, seed: int, scale: float = 1.0) -> Rows:
-    """Detections of random features around a mean of their own per level."""
+    """Detections with random features around a different mean per level."""
     generator = torch.Generator().manual_seed(seed)
     level = torch.arange(count) % LEVELS
     window = scale * torch.randn(count, 6, generator=generator) + level[:, None] + torch.arange(6) / 3

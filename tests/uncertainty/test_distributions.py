@@ -1,4 +1,4 @@
-"""Both laws against scipy, their gradients against finite differences, and the head's raw outputs."""
+"""Gaussian and Student-t against scipy, gradients against finite differences, and the head's raw outputs."""
 
 import math
 from typing import Any

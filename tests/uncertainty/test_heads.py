@@ -44,7 +44,7 @@ def templates(seed: int = 0, activation: Activation = "silu") -> list[list[ConvT
 
 
 def random_heads(settings: HeadSettings, activation: Activation = "silu") -> ProbabilisticHeads:
-    """Heads whose last layer, zero at the start, has been trained by chance."""
+    """Heads with random weights in the last layer, which is zero at the start."""
     heads = ProbabilisticHeads(templates(activation=activation), STRIDES, KEYPOINTS, settings)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

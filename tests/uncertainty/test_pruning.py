@@ -166,7 +166,7 @@ def test_a_risk_rule_is_parsed_or_refused() -> None:
 
 
 def test_a_risk_rule_keeps_as_much_as_it_can() -> None:
-    """Two kinds of keypoints, one of them wrong half of the time: only the other kind can be promised."""
+    """Two kinds of keypoints, one of them wrong half of the time: a guarantee is possible only for the other."""
     rng = np.random.default_rng(0)
     confidence = np.where(rng.random(4000) < 0.5, -1.0, -2.0) - 1e-6 * rng.random(4000)
     correct = rng.random(4000) > np.where(confidence > -1.5, 0.01, 0.5)

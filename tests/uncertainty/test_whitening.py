@@ -1,4 +1,4 @@
-"""Lengths and directions of whitened residuals against plain solves and scipy's laws."""
+"""Lengths and directions of whitened residuals against direct solves and the distributions of scipy."""
 
 import numpy as np
 import pytest

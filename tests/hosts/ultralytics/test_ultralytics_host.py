@@ -48,7 +48,7 @@ def test_letterbox_says_where_the_image_lies(height: int, width: int, size: int,
 
 @given(st.integers(1, 700), st.integers(1, 700), st.sampled_from([64, 160, 320, 640]), st.booleans(), st.booleans())
 def test_pixels_are_the_letterboxs(height: int, width: int, size: int, auto: bool, roomy: bool) -> None:
-    """In an array of their own and in a room that was used before, byte by byte."""
+    """In a new array and in a reused buffer, byte by byte."""
     image = np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)
     room = np.full(3 * 640**2 if roomy else 5, 7, np.uint8)
     for given_room in (None, room):

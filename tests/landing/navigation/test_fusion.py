@@ -1,4 +1,4 @@
-"""The fusion filter against central differences, filterpy, chi-square laws, and things that go wrong."""
+"""The fusion filter against central differences, filterpy and chi-square distributions, and with invalid inputs."""
 
 import math
 from collections.abc import Callable

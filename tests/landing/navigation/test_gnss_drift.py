@@ -104,7 +104,7 @@ def test_old_suspicions_are_dropped() -> None:
 
 
 def test_the_spread_is_that_of_drifts_drawn_and_weighed_by_what_was_seen_of_them() -> None:
-    """Drawn by their prior law and weighed by the likelihood of the evidence, as Bayes has it."""
+    """Monte Carlo posterior: drawn from the prior and weighted by the likelihood."""
     rng = np.random.default_rng(0)
     since, information = np.array([0.0, 5.0]), np.array([270.0, 60.0])
     evidence, shift = np.array([28.0, 12.0]), np.zeros((2, STATES))

@@ -31,7 +31,7 @@ def test_the_factor_is_found_whatever_else_is_in_the_innovation(factor: float, o
 
 
 def test_factors_of_the_distribution_make_innovations_as_large_as_expected() -> None:
-    """Over flights whose factors follow the law, NIS is what it should be from the first fix on."""
+    """Over flights with factors from the prior distribution, NIS has its expected value from the first fix on."""
     rng = np.random.default_rng(2)
     nis = np.zeros((4000, 12))
     for row in nis:

@@ -1,4 +1,4 @@
-"""Simulated sensors: geometry against central differences, errors against their laws, faults against no fault."""
+"""Simulated sensors: geometry against central differences, stated errors, faults against no fault."""
 
 import math
 from collections.abc import Callable

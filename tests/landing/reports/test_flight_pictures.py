@@ -106,7 +106,7 @@ def sight_truth(
 
 
 def fix(world: Any, corner_detections: CornerDetections, attitude: Array) -> VisionFixes:
-    """Position alone with the attitude given, and a check against the chi-square law of the residuals."""
+    """Position with known attitude, and a chi-square check of the residuals."""
     count = len(corner_detections)
     keep, excluded = corner_detections.keep.copy(), np.full(count, -1)
     excluded[EXCLUDED], keep[EXCLUDED, 3] = 3, False

@@ -86,7 +86,7 @@ def test_each_addition_shows_and_is_the_same_again(footage: Footage) -> None:
 
 
 def test_nothing_covers_a_runway() -> None:
-    """Cockpits, wipers and letters leave the pixels around every corner as they are."""
+    """Cockpits, wipers and letters do not change the pixels around any corner."""
     for seed in range(30):
         scene = scene_with(Footage(frame=1 + seed % 4, text=True), seed=seed)
         image = np.full((192, 320, 3), 128, np.uint8)

@@ -98,7 +98,7 @@ def test_what_was_drawn_otherwise_is_never_mixed(
     with pytest.raises(HaloposeError, match=f"another {word}"):
         write_dataset(folder, **{"counts": COUNTS, "seed": 3, "settings": SMALL, **change})
     assert contents(folder) == before
-    write_dataset(folder, {"other": 1}, seed=4, settings=SMALL)  # a split of its own is free
+    write_dataset(folder, {"other": 1}, seed=4, settings=SMALL)  # another split is allowed
     shutil.rmtree(folder / "images" / "train")
     write_dataset(folder, **{"counts": {"train": 1}, "seed": 3, "settings": SMALL, **change})
 

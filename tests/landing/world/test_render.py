@@ -140,7 +140,7 @@ def test_fog_takes_contrast_away_with_distance_after_koschmieder() -> None:
 
 
 def test_a_far_runway_does_not_flicker() -> None:
-    """Moving by a fraction of a pixel changes the runway's light by little: nothing aliases."""
+    """No aliasing: a shift by a fraction of a pixel hardly changes the total brightness of the runway."""
     distance, totals = 6000.0, []
     for shift in np.linspace(0, 3e-3, 7):
         scene = scene_at((-distance, 0.0, 330.0), (shift, 0.06, 0.0))
