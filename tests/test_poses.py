@@ -120,7 +120,7 @@ def test_foreign_key_points_need_only_a_covariance() -> None:
     pose = PoseDistributions.from_supervision(key_points)
     assert np.array_equal(pose.boxes, [[1, 2, 5, 4]])
     assert np.array_equal(pose.scale, pose.covariance)
-    with pytest.raises(HaloposeError, match="carry no data"):
+    with pytest.raises(HaloposeError, match="no data"):
         PoseDistributions.from_supervision(supervision.KeyPoints(xy=np.zeros((1, 2, 2), dtype=np.float32)))
 
 

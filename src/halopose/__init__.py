@@ -1,7 +1,7 @@
 """Calibrated predictive distributions for the keypoints of trained, frozen pose models.
 
-The names below are the public ones. Each is imported when it is first used, so that ``import halopose`` costs
-nothing: neither torch nor numpy is loaded by it.
+The names below are the public API. Each is imported on first use, so ``import halopose`` loads neither torch nor
+numpy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two helpers that overlap reading, computing and writing: items read ahead by a thread, and tasks done by a thread."""
+"""Background threads that overlap reading, computing and writing: item prefetching and a task queue."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Item = TypeVar("Item")
 
 
 class ReadAhead(Generic[Item]):
-    """Iterator over items that a thread takes from an iterable ahead of use. An error is raised at its place.
+    """Iterator whose items a thread prefetches from an iterable. An error is raised at the position of its item.
 
     Args:
-        items: Where the items come from. Only the thread uses it.
-        depth: Largest number of items that wait.
-        newest: Keep only the newest item that waits, as for a camera that is faster than its user.
+        items: Source of the items. Only the thread uses it.
+        depth: Largest number of waiting items.
+        newest: Keep only the newest waiting item, for example of a camera that is faster than the model.
 
     Example:
         >>> with ReadAhead(range(5), depth=2) as numbers:
@@ -46,7 +46,7 @@ class ReadAhead(Generic[Item]):
                         return
                     self._waiting.append(item)
                     self._changed.notify_all()
-        except BaseException as error:  # noqa: BLE001  raised again where the item is asked for
+        except BaseException as error:  # noqa: BLE001  raised again when the item is requested
             self._error = error
         finally:
             close = getattr(iterator, "close", None)
@@ -80,16 +80,16 @@ class ReadAhead(Generic[Item]):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(timeout=5.0)  # a camera that hangs must not hold up the end
+        self._thread.join(timeout=5.0)  # a camera that does not respond must not block the exit
 
 
 class TaskThread:
-    """Does tasks one after the other in a thread. The first error is raised by the next call, and ends the work.
+    """Runs tasks in order in a thread. The first error stops the work and is raised by the next call.
 
-    On leaving the context the waiting tasks are done.
+    On exit of the context all waiting tasks are finished.
 
     Args:
-        depth: Largest number of tasks that wait.
+        depth: Largest number of waiting tasks.
     """
 
     def __init__(self, depth: int = 3) -> None:
@@ -118,7 +118,7 @@ class TaskThread:
                 self._changed.notify_all()
 
     def submit(self, task: Callable[[], object]) -> None:
-        """Hand over a task; wait while too many are waiting."""
+        """Add a task; wait while the queue is full."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < self._depth or self._error is not None)
             if self._error is None:
@@ -127,7 +127,7 @@ class TaskThread:
         self._raise()
 
     def finish(self) -> None:
-        """Wait until every task is done."""
+        """Wait until all tasks are finished."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._waiting or self._busy))
         self._raise()
@@ -144,7 +144,7 @@ class TaskThread:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            with nullcontext() if kind is None else suppress(Exception):  # the first error counts
+            with nullcontext() if kind is None else suppress(Exception):  # the first error is raised
                 self.finish()
         finally:
             with self._changed:

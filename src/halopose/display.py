@@ -30,7 +30,7 @@ class Window:
 
     def __init__(self, title: str = "halopose", rate: bool = False) -> None:
         check_screen()
-        os.environ.setdefault("QT_LOGGING_RULES", "*.warning=false")  # Qt complains about fonts that no text uses
+        os.environ.setdefault("QT_LOGGING_RULES", "*.warning=false")  # Qt warns about missing fonts
         self.title, self._rate = title, rate
         self._last, self._pace = 0.0, 0.0
         self._open = False
@@ -51,7 +51,7 @@ class Window:
             wait: Wait until a key is pressed or the window is closed.
 
         Returns:
-            Whether to go on: False once q or Escape was pressed or the window was closed.
+            False if q or Escape was pressed or the window was closed; else True.
         """
         if self._rate:
             image = self._with_rate(image)
@@ -97,11 +97,11 @@ class Window:
 
 
 def check_screen() -> None:
-    """Refuse to open windows where OpenCV has none or where there is no screen; some builds abort the process."""
+    """Raise a HaloposeError without window support or screen, because some OpenCV builds abort the process."""
     if not has_windows():
         raise HaloposeError(
-            "this OpenCV has no windows: pip uninstall opencv-python-headless, then pip install opencv-python; "
-            "or save pictures instead"
+            "this OpenCV has no window support: pip uninstall opencv-python-headless, then pip install "
+            "opencv-python; or save pictures instead"
         )
     if not has_screen():
         raise HaloposeError("there is no screen (DISPLAY is not set or not reachable): save pictures instead")

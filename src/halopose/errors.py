@@ -1,4 +1,4 @@
-"""The exception for mistakes that a user can correct.
+"""The exception for errors that a user can correct.
 
 Its message is one line that says what is wrong and what to do. The command line prints it and exits with code 2.
 """
@@ -11,9 +11,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def printable(text: str) -> str:
-    r"""Escape control characters, with which a file name could send commands to the terminal.
+    r"""Escape control characters, because a file name could contain commands to the terminal.
 
-    Tabs and line ends stay.
+    Tabs and line ends are not escaped.
 
     Example:
         >>> print(printable("a\x1b[2J.jpg"))
@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 class HaloposeError(ValueError):
-    """An input is not usable. The message says what to do about it; control characters in it are escaped.
+    """An input is not usable. The message says what to do; control characters in it are escaped.
 
     Example:
         >>> from halopose import Artifact

@@ -1,4 +1,4 @@
-"""Names of the output distributions, and which one predictions have unless another is asked for."""
+"""Names of the output distributions and the default of predictions."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Literal
 
 Family = Literal["gaussian", "student-t"]
 FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
-# Ellipses of the Student-t hold what they state; the covariance of a prediction is the same under either.
+# Ellipses of the Student-t have the stated coverage; the covariance is the same for both distributions.
 DEFAULT_FAMILY: Family = "student-t"

@@ -1,7 +1,7 @@
-"""Which keypoints these are: names, sigmas, area factor, partners in the mirror, limbs.
+"""Keypoint layout: names, OKS sigmas, area factor, mirrored order and limbs.
 
-Data sets, match stores, artifacts and ground truth carry one ``Keypoints`` each, so that whoever gets one of them
-needs nothing else. What the data do not state comes from the checkpoint, and else from COCO.
+Data sets, feature caches, artifacts and ground truth contain a ``Keypoints`` each. Properties that the data do not
+state come from the checkpoint, else from COCO.
 """
 
 from __future__ import annotations
@@ -31,16 +31,20 @@ PERSON_AREA_FACTOR = 0.53  # object area over box area, for COCO persons
 
 @dataclass(frozen=True)
 class Keypoints:
-    """K keypoints of one kind of object.
+    """Layout of the K keypoints of an object class.
 
-    sigmas: COCO's tolerance of each, kappa = 2 sigma. area_factor: object area over box area, where the area is
-    not annotated. mirror: which keypoint each becomes in the mirror, None if that is unknown. limbs: pairs of
-    keypoints to be joined in pictures.
+    Attributes:
+        names: Names of the keypoints.
+        sigmas: OKS tolerance of each keypoint as in COCO; kappa = 2 sigma.
+        area_factor: Object area divided by box area, for objects without annotated area.
+        mirror: Index of the keypoint that each one becomes in a mirrored image; None if unknown.
+        limbs: Pairs of keypoints that drawings connect.
 
-    >>> Keypoints.of(2, names=("left_tip", "right_tip")).mirror
-    (1, 0)
-    >>> Keypoints.of(17).names[0]
-    'nose'
+    Example:
+        >>> Keypoints.of(2, names=("left_tip", "right_tip")).mirror
+        (1, 0)
+        >>> Keypoints.of(17).names[0]
+        'nose'
     """
 
     names: tuple[str, ...]
@@ -70,9 +74,20 @@ class Keypoints:
         otherwise: Keypoints | None = None,
         coco: bool = True,
     ) -> Keypoints:
-        """What is stated; else what ``otherwise`` says; else COCO's if there are 17, and numbers, 1 / K, 1 if not.
+        """Make a layout from the given properties.
 
-        coco: whether 17 keypoints may have COCO's sigmas; frameworks deny it to those without visibility.
+        Missing properties come from ``otherwise``; else 17 keypoints get those of COCO. Other layouts get numbered
+        names, sigmas 1 / K and area factor 1.
+
+        Args:
+            count: Number of keypoints K.
+            names: Names (K,).
+            sigmas: OKS sigmas (K,).
+            area_factor: Object area divided by box area.
+            mirror: Mirrored order (K,); default: from "left" and "right" in the names.
+            limbs: Pairs of keypoints that drawings connect.
+            otherwise: Layout with default properties; ignored if it has another number of keypoints.
+            coco: Use COCO's sigmas for 17 keypoints. Frameworks do not for keypoints without visibility.
         """
         person = count == len(COCO_NAMES)
         known = otherwise if otherwise is not None and len(otherwise) == count else None
@@ -95,19 +110,23 @@ class Keypoints:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain json content."""
+        """Layout as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Any) -> Keypoints:
-        """The inverse of ``to_json``; a ValueError, KeyError or TypeError if the content is not that."""
+        """Layout from JSON values; the inverse of ``to_json``.
+
+        Raises:
+            KeyError, TypeError, ValueError: The content is not valid.
+        """
         names = tuple(str(name) for name in content["names"])
         mirror = content["mirror"]
         if mirror is not None and sorted(mirror) != list(range(len(names))):
             raise ValueError("mirror is not a permutation")
         limbs = tuple((int(a), int(b)) for a, b in content["limbs"])
         if any(not 0 <= k < len(names) for limb in limbs for k in limb):
-            raise ValueError("a limb of no keypoint")
+            raise ValueError("a limb refers to an unknown keypoint")
         factor = float(content["area_factor"])
         if not 0 < factor < math.inf:
             raise ValueError("the area factor is not positive")
@@ -130,7 +149,7 @@ def _numbered(count: int) -> tuple[str, ...]:
 
 
 def mirrored_order(names: Sequence[str]) -> tuple[int, ...] | None:
-    """Which keypoint each becomes in the mirror, from "left" and "right" in the names; None if neither tells."""
+    """Return the mirrored order (K,) from "left" and "right" in the names; None if the names do not determine it."""
     lower = [name.lower() for name in names]
     swapped = [name.replace("left", "\0").replace("right", "left").replace("\0", "right") for name in lower]
     if swapped == lower or set(swapped) != set(lower) or len(set(lower)) < len(lower):

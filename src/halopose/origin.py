@@ -1,4 +1,4 @@
-"""Where poses come from: image, file, keypoint layout and speed of the prediction."""
+"""Origin of poses: image, file, keypoint layout and speed of the prediction."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Speed:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where poses come from. It is no part of their value: equal poses may differ in it.
+    """Origin of poses. Poses with different origins may be equal.
 
     Attributes:
         name: Name of the image, such as ``bus`` or ``clip_000012``.
         path: File of the image or film, if any.
-        frame: Number of the frame in the film, counted from 0.
+        frame: Index of the frame in the film, from 0.
         read: Returns the image (h, w, 3) in BGR; None if there is none.
         layout: Keypoint layout, if it is known.
         speed: Duration of the prediction, if it was measured.
@@ -55,12 +55,12 @@ class Origin:
     def image(self) -> Array:
         """Read the image (h, w, 3) in BGR."""
         if self.read is None:
-            raise HaloposeError("these poses have no image: give it, as in poses.plot(image)")
+            raise HaloposeError("these poses have no image: pass one, for example poses.plot(image)")
         return self.read()
 
 
 def of_one_layout(origins: list[Origin | None]) -> Origin | None:
-    """Return the common origin of joined poses: everything if there is one part, else the layout if they share it."""
+    """Return the origin of concatenated poses: that of a single part, else only the layout that all parts share."""
     if len(origins) == 1:
         return origins[0]
     layouts = [None if origin is None else origin.layout for origin in origins]

@@ -37,7 +37,7 @@ CocoConverter = Callable[[list[Any]], Optional[tuple[list[Any], Callable[[Any], 
 
 
 class DatasetReader(Protocol):
-    """Reader of a dataset format that the core does not know."""
+    """Reader of a dataset format that the core does not support."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class DatasetReader(Protocol):
 
 
 class HostLoader(Protocol):
-    """Loader of base models of a framework that the core does not know."""
+    """Loader of base models of a framework that the core does not support."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class HostLoader(Protocol):
 
 @dataclass(frozen=True)
 class CustomMetric:
-    """A metric that evaluations compute beside those of the protocol.
+    """A metric that evaluations compute in addition to those of the protocol.
 
     Attributes:
         name: Key in ``Scores.custom`` and metrics.json.
@@ -103,7 +103,7 @@ def _no_commands(app: typer.Typer) -> None:
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a plug-in adds to halopose.
+    """Extensions of halopose that a plug-in registers.
 
     Attributes:
         name: Name in messages.
@@ -161,6 +161,10 @@ def custom_metrics() -> tuple[CustomMetric, ...]:
 
 
 def convert_coco(categories: list[Any]) -> tuple[list[Any], Callable[[Any], Any]] | None:
-    """Return what the first plug-in that knows these COCO categories makes of them, if one does."""
+    """Convert COCO categories by the first plug-in that supports them.
+
+    Returns:
+        The keypoint categories to use and a function that converts an annotation; None without such a plug-in.
+    """
     converters = (converter for plugin in load_plugins() for converter in plugin.coco_converters)
     return next((made for made in (converter(categories) for converter in converters) if made is not None), None)

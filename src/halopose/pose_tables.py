@@ -26,8 +26,8 @@ def keypoint_columns(poses: PoseDistributions, names: Sequence[str] | None = Non
         names: Names of the K keypoints; default: those of the layout.
 
     Returns:
-        Arrays (N K,) by column name: image, detection, class, keypoint, x, y, xx, xy, yy, keep, score, and those of
-        visibility, image_id, novelty, offset_x, offset_y and dof that the poses have.
+        Arrays (N K,) by column name: image, detection, class, keypoint, x, y, xx, xy, yy, keep and score. Columns
+        visibility, image_id, novelty, offset_x, offset_y and dof are added if the poses have them.
     """
     n, k = poses.keypoints.shape[:2]
     names = poses.names if names is None else names

@@ -25,11 +25,10 @@ from halopose.uncertainty.joint_distribution import JointDistribution, joint_cov
 from halopose.uncertainty.regions import Regions
 from halopose.uncertainty.whitening import factors
 
-_SHARED = {"shared": True}  # of fields that all detections have in common
-
-_BY_IMAGE = {"by image": True}  # of fields that have an entry for every image
-
-_NO_VALUE = {"no value": True}  # of fields that take no part in equality
+# Metadata of dataclass fields.
+_SHARED = {"shared": True}  # one value for all detections
+_BY_IMAGE = {"by image": True}  # one entry for every image
+_NO_VALUE = {"no value": True}  # excluded from equality
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 _NOTEBOOK_SIDE = 1280  # longest side in pixels of pictures in notebooks
@@ -37,7 +36,7 @@ _NOTEBOOK_SIDE = 1280  # longest side in pixels of pictures in notebooks
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PoseDistributions:
-    """N detections of K keypoints, of one image or, with ``image_ids``, of several.
+    """N detections of K keypoints in one image, or in several images if ``image_ids`` is given.
 
     Attributes:
         boxes: Boxes (N, 4), x1 y1 x2 y2.
@@ -55,17 +54,18 @@ class PoseDistributions:
         regions: Conformal regions, or None.
         joint_dof: Degrees of freedom of the joint Student-t.
         novelty: Out-of-distribution p-values (N,), small for unusual detections, or None.
-        image_novelty: The same of the I whole images, (I,), or None.
+        image_novelty: Out-of-distribution p-values of the images (I,), or None.
         offset: Mean (N, K, 2) of the distribution minus the keypoint, or None where it is zero.
-        origin: Image, file, keypoint layout and speed; no part of equality. Or None.
+        origin: Image, file, keypoint layout and speed, or None; excluded from equality.
 
-    >>> spread = np.tile(4 * np.eye(2), (1, 3, 1, 1))  # one detection of three keypoints, 2 px each way
-    >>> box, score = np.array([[0.0, 0.0, 10.0, 20.0]]), np.array([0.9])
-    >>> poses = PoseDistributions(box, score, np.zeros((1, 3, 2)), covariance=spread, scale=spread)
-    >>> len(poses), poses.keypoint_count, bool(poses.keep.all())
-    (1, 3, True)
-    >>> poses.to_json()[0]["covariance"][0]  # xx, xy, yy
-    [4.0, 0.0, 4.0]
+    Example:
+        >>> spread = np.tile(4 * np.eye(2), (1, 3, 1, 1))  # one detection, three keypoints, 2 px in x and y
+        >>> box, score = np.array([[0.0, 0.0, 10.0, 20.0]]), np.array([0.9])
+        >>> poses = PoseDistributions(box, score, np.zeros((1, 3, 2)), covariance=spread, scale=spread)
+        >>> len(poses), poses.keypoint_count, bool(poses.keep.all())
+        (1, 3, True)
+        >>> poses.to_json()[0]["covariance"][0]  # xx, xy, yy
+        [4.0, 0.0, 4.0]
     """
 
     boxes: Array
@@ -119,7 +119,7 @@ class PoseDistributions:
         return int(self.scores.shape[0])
 
     def __iter__(self) -> Iterator[PoseDistributions]:
-        """The detections one by one, each as a ``PoseDistributions`` of its own."""
+        """Iterate over single detections as ``PoseDistributions`` with N = 1."""
         return (self[number] for number in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
@@ -169,7 +169,7 @@ class PoseDistributions:
         return replace(self, **chosen)
 
     def _of_keypoints(self, names: Sequence[str]) -> PoseDistributions:
-        """Select keypoints by name. Regions of whole objects stay those of all keypoints, so they hold the fewer."""
+        """Select keypoints by name; regions of whole objects keep the (conservative) radii of all keypoints."""
         layout = self.layout
         for name in names:
             if name not in layout.names:
@@ -194,6 +194,7 @@ class PoseDistributions:
 
     @property
     def keypoint_count(self) -> int:
+        """Number of keypoints K."""
         return int(self.keypoints.shape[1])
 
     # --- where the poses come from --------------------------------------------------------------------------
@@ -587,9 +588,10 @@ class PoseDistributions:
         return pandas.DataFrame(keypoint_columns(self, names))
 
     def to_supervision(self) -> Any:
-        """A ``supervision.KeyPoints`` with the covariance at ``data["covariance"]``, (N, K, 2, 2).
+        """Convert to ``supervision.KeyPoints`` with the covariance (N, K, 2, 2) in ``data["covariance"]``.
 
-        So are scale, dof, novelty and offset, where there are any; regions and the joint distribution are not copied.
+        ``data`` also contains scale, dof, image_id, novelty and offset if available. Regions and the joint distribution
+        are not copied.
         """
         try:
             import supervision
@@ -615,7 +617,10 @@ class PoseDistributions:
 
     @classmethod
     def from_supervision(cls, key_points: Any) -> PoseDistributions:
-        """Take a ``supervision.KeyPoints`` that carries ``data["covariance"]``; RF-DETR's as ``from_rfdetr`` does."""
+        """Convert from ``supervision.KeyPoints`` with ``data["covariance"]``.
+
+        Key points of RF-DETR are converted by ``from_rfdetr``.
+        """
         data = key_points.data
         if from_rfdetr_data(data):
             return cls.from_rfdetr(key_points)
@@ -625,21 +630,23 @@ class PoseDistributions:
     def from_rfdetr(
         cls, key_points: Any, *, times_area: bool | None = None, version: str | None = None
     ) -> PoseDistributions:
-        """Take the key points that RF-DETR predicts, with covariances in pixels.
+        """Convert the key points of RF-DETR, with covariances in pixels.
 
         Up to version 1.11 its covariances lack a factor, the share of the image that the object's box covers.
 
         Args:
             key_points: A ``supervision.KeyPoints`` of ``RFDETR.predict``.
-            times_area: Multiply by that share; default: as the version needs it.
+            times_area: Multiply by this share; default: if the version needs it.
             version: Version of rfdetr that predicted; default: the installed one.
 
         Raises:
-            HaloposeError: Boxes or image sizes are missing, or the version is not known to need the factor or not.
+            HaloposeError: Boxes or image sizes are missing, or it is unknown whether the version needs the factor.
         """
         data = key_points.data
         if SHAPE_KEY not in data or "xyxy" not in data:
-            raise HaloposeError(f'RF-DETR\'s key points carry data["xyxy"] and data["{SHAPE_KEY}"]: one is missing')
+            raise HaloposeError(
+                f'these key points lack data["xyxy"] or data["{SHAPE_KEY}"]: give the result of RFDETR.predict'
+            )
         poses = cls._from_key_points(key_points)
         if not (lacks_area(version) if times_area is None else times_area):
             return poses
@@ -650,7 +657,7 @@ class PoseDistributions:
     def _from_key_points(cls, key_points: Any) -> PoseDistributions:
         data = key_points.data
         if "covariance" not in data:
-            raise HaloposeError('these key points carry no data["covariance"] of shape (N, K, 2, 2)')
+            raise HaloposeError('these key points have no data["covariance"]: add covariances of shape (N, K, 2, 2)')
         keypoints = np.asarray(data.get("keypoints", key_points.xy), dtype=float)
         n = keypoints.shape[0]
         covariance = np.asarray(data["covariance"], dtype=float)
@@ -674,19 +681,30 @@ class PoseDistributions:
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """M annotated objects of K keypoints in the images ``images`` (I,), as COCO describes them.
+    """M annotated objects of K keypoints, with the fields of COCO.
 
-    keypoints (M, K, 2); labelled (M, K), COCO's v > 0; boxes (M, 4) xywh; area (M,); crowd and ignore (M,);
-    class_ids and image_ids (M,); layout: which K keypoints these are. occluded (M, K): COCO's v = 1, and truncated
-    (M,): boxes that touch the border of their image; None where nothing tells.
+    Attributes:
+        images: Ids of all annotated images (I,), with or without objects.
+        image_ids: Image of each object (M,).
+        class_ids: Class of each object (M,).
+        keypoints: Keypoints (M, K, 2).
+        labelled: Whether each keypoint is labelled (M, K), COCO's v > 0.
+        boxes: Boxes (M, 4) xywh.
+        area: Object areas (M,).
+        crowd: Whether each object is a crowd (M,).
+        ignore: Whether each object is ignored in matching (M,).
+        layout: Layout of the K keypoints.
+        occluded: Whether each keypoint is occluded (M, K), COCO's v = 1; None if unknown.
+        truncated: Whether each box touches the border of its image (M,); None if unknown.
 
-    >>> from halopose.data.coco import parse_ground_truth
-    >>> from halopose.data.synthetic_poses import World, synthesize
-    >>> truth = parse_ground_truth("truth.json", synthesize(World(images=9, persons=20))[0])
-    >>> len(truth), truth.keypoints.shape
-    (20, (20, 17, 2))
-    >>> truth.select_images(truth.images[:3]).images.tolist()
-    [1, 2, 3]
+    Example:
+        >>> from halopose.data.coco import parse_ground_truth
+        >>> from halopose.data.synthetic_poses import World, synthesize
+        >>> truth = parse_ground_truth("truth.json", synthesize(World(images=9, persons=20))[0])
+        >>> len(truth), truth.keypoints.shape
+        (20, (20, 17, 2))
+        >>> truth.select_images(truth.images[:3]).images.tolist()
+        [1, 2, 3]
     """
 
     images: Array
@@ -710,7 +728,7 @@ class GroundTruth:
         return int(self.keypoints.shape[1])
 
     def select_images(self, images: Array) -> GroundTruth:
-        """Only the given images (I,) and their objects."""
+        """Return the given images (I,) and their objects."""
         chosen = np.isin(self.image_ids, images)
         shared = {"images", "layout"}
         columns = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in shared}
@@ -719,5 +737,5 @@ class GroundTruth:
 
 
 def triangle(matrices: Array) -> Array:
-    """(..., 3) of xx, xy, yy."""
+    """Return the entries xx, xy, yy (..., 3) of symmetric matrices (..., 2, 2)."""
     return np.stack([matrices[..., 0, 0], matrices[..., 0, 1], matrices[..., 1, 1]], axis=-1)

@@ -16,8 +16,8 @@ CovarianceKind = Literal["moment", "paper"]
 Match = Literal["oks", "box"]
 
 MAX_DETECTIONS = 20  # detections of an image that are matched, as in COCO
-IOU_THRESHOLD = 0.5  # of a detection that matches an object by its box
-SCORE_THRESHOLD = 0.25  # of a detection that matches an object by its box: the default of predictors
+IOU_THRESHOLD = 0.5  # smallest IoU of a match by box
+SCORE_THRESHOLD = 0.25  # smallest score of a match by box: the default of predictors
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Protocol:
         score_threshold: Smallest score of a detection that is matched by box.
         max_detections: Detections matched per image and class.
         area: s^2 of the localization confidence. "annotation": the annotated area (the paper). "box": the area of
-            the predicted box times the area factor of the keypoints, all there is at inference. The similarity of a
-            keypoint always takes the annotated area.
+            the predicted box times the area factor of the keypoints, as at inference. The similarity of a keypoint
+            always uses the annotated area.
         scalarisation: Size of a covariance in the localization confidence.
         threshold_rule: youden, distance, f1, or a risk guarantee such as risk:0.05@0.95.
         gamma_ks: Keypoint similarity from which a keypoint counts as correct.
-        visibility: Whether pruning also uses the visibility score (eq. 22), where its threshold is not given.
+        visibility: Prune by the visibility score as well (eq. 22), if no threshold of it is given.
         split_student: Whether kept and pruned keypoints get a Student-t each.
         covariance: Covariance of a Student-t: second moment of the residuals, or eq. 17 ("paper").
         min_samples: As in ``Calibration``.
@@ -45,10 +45,11 @@ class Protocol:
         folds: Folds of images; each fold is scored with a calibration fitted on the others.
         bootstrap: Number of bootstrap draws over images.
         seed: Seed of the bootstrap and of the random ranking.
-        region_scales: Whether each object scale has regions and a correlation of its own.
+        region_scales: Fit separate regions and correlations for each object scale.
 
-    >>> Protocol(area="box", bootstrap=200).oks_threshold
-    0.5
+    Example:
+        >>> Protocol(area="box", bootstrap=200).oks_threshold
+        0.5
     """
 
     match: Match = "oks"

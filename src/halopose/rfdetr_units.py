@@ -1,10 +1,10 @@
 """Keypoint covariances of RF-DETR in pixels.
 
-RF-DETR learns Cholesky factors of precisions L in coordinates that are shares of the image, with the loss
-0.5 * m / area - log det L, where m is the squared Mahalanobis distance under L L' and area the share of the image that
-the object's box covers. The loss is least where area * (L L')^-1 is the covariance of the residuals. Its conversion to
-pixels takes (L L')^-1: a stated standard deviation is the true one divided by the root of the area. The factor depends
-on the object, so that no temperature corrects it.
+RF-DETR learns Cholesky factors L of precisions in coordinates relative to the image. The loss is
+0.5 * m / area - log det L. Here m is the squared Mahalanobis distance under L L', and area is the share of the image
+that the object's box covers. The loss is minimal if area * (L L')^-1 is the covariance of the residuals. RF-DETR's
+conversion to pixels uses (L L')^-1, so its standard deviations are the true ones divided by the root of the area. The
+factor depends on the object, so a temperature cannot correct it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ def lacks_area(version: str | None = None) -> bool:
 
 
 def pixel_covariance(precision: Array, source_shape: Array) -> Array:
-    """Covariances (N, K, 2, 2) as RF-DETR states them, from (log l11, l21, log l22) (N, K, 3) and (height, width)."""
+    """Return the covariances (N, K, 2, 2) of RF-DETR's own conversion to pixels.
+
+    Args:
+        precision: Entries log l11, l21, log l22 of the Cholesky factors (N, K, 3).
+        source_shape: Height and width of the images (N, 2).
+    """
     l11, l21, l22 = np.exp(precision[..., 0]), precision[..., 1], np.exp(precision[..., 2])
     inverse = np.zeros((*precision.shape[:-1], 2, 2))
     inverse[..., 0, 0], inverse[..., 1, 1] = 1 / l11, 1 / l22
@@ -67,5 +72,10 @@ def pixel_covariance(precision: Array, source_shape: Array) -> Array:
 
 
 def area_share(boxes: Array, source_shape: Array) -> Array:
-    """Share (N,) of the image (height, width) (N, 2) that boxes (N, 4) in pixels cover."""
+    """Return the share (N,) of the image that each box covers.
+
+    Args:
+        boxes: Boxes (N, 4) xyxy in pixels.
+        source_shape: Height and width of the images (N, 2).
+    """
     return np.maximum(box_area(boxes) / np.asarray(source_shape, dtype=float).prod(1), _SMALLEST_SHARE)

@@ -8,17 +8,17 @@ from halopose.types import Array
 
 
 def rising_order(values: Array) -> Array:
-    """Indices (N,) that sort values in rising order; NaN comes last."""
+    """Return the indices (N,) that sort values in ascending order; NaN comes last."""
     return np.argsort(values, kind="stable")
 
 
 def falling_order(values: Array) -> Array:
-    """Indices (N,) that sort values in falling order; NaN comes last."""
+    """Return the indices (N,) that sort values in descending order; NaN comes last."""
     return np.argsort(-values, kind="stable")
 
 
 def whole_order(numbers: Array) -> Array:
-    """Indices (N,) that sort non-negative integers in rising order."""
+    """Return the indices (N,) that sort non-negative integers in ascending order."""
     if numbers.max(initial=0) <= np.iinfo(np.uint16).max:
-        numbers = numbers.astype(np.uint16)  # sorted by counting, much faster than by comparing
+        numbers = numbers.astype(np.uint16)  # NumPy uses a faster radix sort for 16-bit integers
     return np.argsort(numbers, kind="stable")

@@ -1,4 +1,4 @@
-"""Names for types that the whole package shares."""
+"""Type aliases of the package."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from halopose.family import Family as Family
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, of how much
-Counter = Callable[[int, int], None]  # the same without the name
+Progress = Callable[[str, int, int], None]  # name of the step, finished amount, total amount
+Counter = Callable[[int, int], None]  # finished amount, total amount
 
 
 def named(progress: Progress | None, name: str) -> Counter | None:
-    """The counter of one named step, or None where nobody listens."""
+    """Return the counter of a named step; None without progress."""
     if progress is None:
         return None
     return lambda done, total: progress(name, done, total)
 
 
 def prefixed(progress: Progress | None, prefix: str) -> Progress | None:
-    """Progress whose names begin with a prefix, or None where nobody listens."""
+    """Return progress whose step names begin with a prefix; None without progress."""
     if progress is None:
         return None
     return lambda what, done, total: progress(f"{prefix}: {what}", done, total)

@@ -93,7 +93,7 @@ def test_hostile_toml_is_refused_quickly(text: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
 def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data.yaml")
-    with pytest.raises(HaloposeError, match="no regular file"):
+    with pytest.raises(HaloposeError, match="regular file"):
         read_yaml(tmp_path / "data.yaml")
 
 

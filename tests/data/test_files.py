@@ -93,7 +93,7 @@ def test_names_that_no_file_has_are_one_line(name: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(HaloposeError, match="no regular file"):
+    with pytest.raises(HaloposeError, match="regular file"):
         check_regular(tmp_path / "pipe")
     with pytest.raises(HaloposeError, match="it is a folder"):
         check_regular(tmp_path)
@@ -133,5 +133,5 @@ def test_folders_at_addresses_are_refused(address: str, tmp_path: Path, monkeypa
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
 def test_json_from_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "p.json")
-    with pytest.raises(HaloposeError, match="no regular file"):
+    with pytest.raises(HaloposeError, match="regular file"):
         read_json(tmp_path / "p.json")

@@ -365,6 +365,6 @@ def test_a_flipped_bit_in_a_shard_is_refused(own: Path, tmp_path: Path) -> None:
     content[-100] ^= 4
     path.write_bytes(content)
     for read in (store.ground_truth, lambda: list(store.cells("assigned"))):
-        with pytest.raises(HaloposeError, match=r"checksum .* collect again") as error:
+        with pytest.raises(HaloposeError, match=r"checksum .* again") as error:
             read()
         one_line(error)

@@ -106,7 +106,7 @@ def test_incomplete_and_foreign_stores_are_refused(
             MatchStore(place)
         assert "\n" not in str(error.value)
     (folder / "manifest.json").write_text('{"format": "other"}')
-    with pytest.raises(HaloposeError, match="not a match store"):
+    with pytest.raises(HaloposeError, match="not a feature cache"):
         MatchStore(folder)
 
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.stub import place
 
 from halopose.data.dataset import Dataset
-from halopose.fitting.prefetch import Look, Reader, Reading, Task, read_ahead
+from halopose.fitting.prefetch import Reader, Reading, SentReading, Task, read_ahead
 from research import shipped_data
 from tests.helpers.stub import noise_pictures
 
@@ -103,10 +103,10 @@ def test_only_so_many_wait(pictures: Dataset) -> None:
 class Murderer(Reader):
     """Kills the process that reads a certain picture, if that is not the one that waits for it."""
 
-    def look(self, task: Task, room: np.ndarray | None = None) -> Look:
+    def read(self, task: Task, room: np.ndarray | None = None) -> SentReading:
         if os.getpid() != int(os.environ["HALOPOSE_TEST_PARENT"]) and task[0].image_id == 7:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().look(task, room)
+        return super().read(task, room)
 
 
 def test_a_killed_process_loses_nothing(

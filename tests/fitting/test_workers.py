@@ -137,7 +137,7 @@ def test_a_full_disk_behind_the_model_is_one_line(
         raise HaloposeError("cannot write: no space left")
 
     monkeypatch.setattr(collecting, "write_tensors", full)
-    with pytest.raises(HaloposeError, match="free some space"):
+    with pytest.raises(HaloposeError, match="free disk space"):
         collect(StubHost(), pictures, tmp_path / "store", SETTINGS, workers=WorkerPool(readers=1))
 
 

@@ -29,8 +29,8 @@ def test_matrices_and_names_are_read_as_opencv_wrote_them(tmp_path: Path, name: 
     ("name", "text", "message"),
     [
         ("a.yml", "a: [1", "is not yaml"),
-        ("a.xml", "<opencv_storage><K>", "is not xml"),
-        ("a.yml", "just words", "no camera file"),
+        ("a.xml", "<opencv_storage><K>", "xml"),
+        ("a.yml", "just words", "camera file"),
     ],
 )
 def test_damage_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:

@@ -14,14 +14,18 @@ log = logging.getLogger(__name__)
 class Faults:
     """Counts the unusable annotations of one file.
 
-    >>> faults = Faults("data.yaml")
-    >>> faults.seen(100)
-    >>> for line in range(20):
-    ...     faults.add("a box without width or height", f"labels/1.txt, line {line}")
-    >>> faults.judge()
-    Traceback (most recent call last):
-        ...
-    halopose.errors.HaloposeError: data.yaml: 20 of 100 objects have a box without width or height (first: \
+    Args:
+        source: Name of the file in messages.
+
+    Example:
+        >>> faults = Faults("data.yaml")
+        >>> faults.seen(100)
+        >>> for line in range(20):
+        ...     faults.add("a box without width or height", f"labels/1.txt, line {line}")
+        >>> faults.judge()
+        Traceback (most recent call last):
+            ...
+        halopose.errors.HaloposeError: data.yaml: 20 of 100 objects have a box without width or height (first: \
 labels/1.txt, line 0): correct them
     """
 

@@ -1,6 +1,6 @@
 """COCO json: annotated poses, and detections with covariances.
 
-Every mistake in a file becomes one line that names the file, the entry and what to do.
+Every error in a file is reported as one line that names the file, the entry and the correction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from halopose.uncertainty.joint_distribution import whitened_correlation
 
 log = logging.getLogger(__name__)
 
-CHUNK = 4096  # entries of json that are held at once
+CHUNK = 4096  # json entries in memory at a time
 _LISTS = {"images", "annotations", "categories"}
 APPLIED_MARK = "calibrations"  # marks of the calibrations applied to a detection
 SEEN_MARK = "calibrated_on"  # true in a detection whose image was used to fit the calibration applied to it
@@ -36,9 +36,13 @@ SEEN_MARK = "calibrated_on"  # true in a detection whose image was used to fit t
 
 @dataclass(frozen=True)
 class Annotated:
-    """Ground truth, and the ids (I,) and file names of its images in the order of the file.
+    """Ground truth of a file.
 
-    classes: ids of the categories that have keypoints.
+    Attributes:
+        truth: Annotated objects.
+        images: Image ids (I,) in the order of the file.
+        names: File names of the images.
+        classes: Ids of the categories that have keypoints.
     """
 
     truth: GroundTruth
@@ -48,15 +52,16 @@ class Annotated:
 
 
 def read_ground_truth(path: Place | str, sigmas: Sequence[float] | None = None) -> GroundTruth:
-    """Read COCO keypoint annotations, a few at a time: only arrays of what is needed are held.
+    """Read COCO keypoint annotations as a stream, so that large files fit into memory.
 
-    Keypoint names and limbs come from the category, sigmas from ``sigmas``, else the category's ``sigmas``,
-    else COCO's own if there are 17 keypoints, else 1 / K.
+    Args:
+        path: File.
+        sigmas: OKS sigmas (K,); default: the category's ``sigmas``, else COCO's for 17 keypoints, else 1 / K.
     """
     return read_annotated(path, sigmas).truth
 
 
-# From categories to others, and what then becomes of an annotation; None to leave them unchanged.
+# From categories to the categories to use and a function that converts an annotation; None: no conversion.
 Conversion = Callable[[list[Any]], Optional[tuple[list[Any], Callable[[Any], Any]]]]
 
 
@@ -66,9 +71,13 @@ def read_annotated(
     otherwise: Keypoints | None = None,
     convert: Conversion | None = None,
 ) -> Annotated:
-    """The same with the images' names. otherwise: keypoints of the model, for what the category does not state.
+    """Read COCO keypoint annotations with the file names of the images.
 
-    convert: for files that are not quite COCO keypoints.
+    Args:
+        path: File.
+        sigmas: OKS sigmas (K,), as in ``read_ground_truth``.
+        otherwise: Keypoints of the model, for properties that the category does not state.
+        convert: Converter for files whose annotations are not COCO keypoints.
     """
     images, names, categories, complete = _read_head(path)
     if not complete:
@@ -85,14 +94,14 @@ def read_annotated(
 
 
 def _read_head(path: Place | str) -> tuple[Array, tuple[str | None, ...], list[Any], bool]:
-    """Ids and names of the images, the categories, and whether all that ground truth needs is there."""
+    """Read image ids, file names and categories, and whether the file has all lists of ground truth."""
     ids: list[Array] = [np.zeros(0, dtype=np.int64)]
     names: list[str | None] = []
     images: list[Any] = []
     categories: list[Any] = []
     lists: set[str] = set()
 
-    def put_away() -> None:
+    def flush() -> None:
         ids.append(_column(path, images, "image", "id", np.int64, first=len(names)))
         named = (entry.get("file_name") for entry in images)
         names.extend(name if isinstance(name, str) else None for name in named)
@@ -102,14 +111,14 @@ def _read_head(path: Place | str) -> tuple[Array, tuple[str | None, ...], list[A
         if value is LIST:
             lists.add(key)
             if lists >= _LISTS and key == "annotations":
-                break  # they come last: nothing else is needed
+                break  # annotations come last, and the other lists are complete
         elif key == "images":
             images.append(value)
             if len(images) == CHUNK:
-                put_away()
+                flush()
         elif key == "categories":
             categories.append(value)
-    put_away()
+    flush()
     return np.concatenate(ids), tuple(names), categories, lists >= _LISTS
 
 
@@ -119,9 +128,13 @@ def parse_ground_truth(
     sigmas: Sequence[float] | None = None,
     otherwise: Keypoints | None = None,
 ) -> GroundTruth:
-    """Check already parsed annotations; ``path`` only names them in messages.
+    """Validate parsed annotations.
 
-    otherwise: keypoints of the model, for what the category does not state.
+    Args:
+        path: Name of the file in messages.
+        content: Parsed json.
+        sigmas: OKS sigmas (K,), as in ``read_ground_truth``.
+        otherwise: Keypoints of the model, for properties that the category does not state.
     """
     if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in _LISTS):
         raise HaloposeError(f"{path} is not COCO ground truth: it needs images, annotations and categories")
@@ -133,9 +146,9 @@ def parse_ground_truth(
 def _parse(
     path: Place | str, images: Array, annotations: Iterable[Any], layout: Keypoints, categories: list[Any]
 ) -> GroundTruth:
-    """Ground truth of images (I,); at most `CHUNK` annotations are held at once."""
+    """Return the ground truth of images (I,), with at most `CHUNK` annotations in memory at a time."""
     if not len(images):
-        raise HaloposeError(f"{path} lists no images")
+        raise HaloposeError(f"{path} lists no images: add them to its images")
     if len(np.unique(images)) != len(images):
         raise HaloposeError(f"{path} lists an image id twice: make the ids unique")
     faults, entries, seen = Faults(str(path)), iter(annotations), 0
@@ -152,7 +165,7 @@ def _parse(
 
 
 def _annotation_columns(path: Place | str, entries: list[Any], count: int, first: int) -> dict[str, Array]:
-    """Columns of ``GroundTruth`` from annotations; ``first`` is the number of the first of them in messages."""
+    """Return columns of ``GroundTruth`` from annotations; ``first`` is the index of the first one in messages."""
     what = "annotation"
     image_ids = _column(path, entries, what, "image_id", np.int64, first=first)
     keypoints = _matrix(path, entries, what, "keypoints", 3 * count, first).reshape(-1, count, 3)
@@ -160,7 +173,9 @@ def _annotation_columns(path: Place | str, entries: list[Any], count: int, first
     area = _column(path, entries, what, "area", np.float64, first=first)
     bad = np.flatnonzero((area <= 0) & labelled.any(1))
     if len(bad):
-        raise HaloposeError(f"{path}: annotation {first + bad[0]} has keypoints but area {area[bad[0]]}")
+        raise HaloposeError(
+            f"{path}: annotation {first + bad[0]} has keypoints but area {area[bad[0]]}: give its area in pixels^2"
+        )
     return {
         "image_ids": image_ids,
         "class_ids": _column(path, entries, what, "category_id", np.int64, first=first),
@@ -174,13 +189,13 @@ def _annotation_columns(path: Place | str, entries: list[Any], count: int, first
 
 
 def _usable(faults: Faults, entries: list[Any], categories: list[Any], first: int) -> list[Any]:
-    """The annotations of the given categories; those without a category or a box are counted and named."""
+    """Return the usable annotations of the given categories; report those without a category or a box."""
     faults.seen(len(entries))
     usable = []
     for index, entry in enumerate(entries, first):
         category = entry.get("category_id") if isinstance(entry, dict) else None
         if not isinstance(entry, dict):
-            usable.append(entry)  # refused with its number by what reads it
+            usable.append(entry)  # the reader of its fields reports it by its index
         elif isinstance(category, bool) or not isinstance(category, (int, float)):
             faults.add("no number as category_id", f"annotation {index}")
         elif category in categories:
@@ -195,16 +210,16 @@ def _usable(faults: Faults, entries: list[Any], categories: list[Any], first: in
 def _keypoint_category(
     path: Place | str, entries: list[Any], sigmas: Sequence[float] | None, otherwise: Keypoints | None
 ) -> tuple[Keypoints, list[Any]]:
-    """The keypoints of the categories that have any, which must share them, and the ids of those."""
+    """Return the keypoints and the ids of the categories with keypoints, which must all have the same ones."""
     found = [entry for entry in entries if isinstance(entry, dict) and entry.get("keypoints")]
     if not found:
         raise HaloposeError(f"{path}: no category has keypoints; add their names to the category")
     names = found[0]["keypoints"]
     if not isinstance(names, list) or any(entry["keypoints"] != names for entry in found):
-        raise HaloposeError(f"{path}: categories with different keypoints; score them one at a time")
+        raise HaloposeError(f"{path}: the categories have different keypoints: split the file by category")
     ids = [entry.get("id") for entry in found]
     if any(not isinstance(identity, int) for identity in ids):
-        raise HaloposeError(f"{path}: a category's id is not a whole number")
+        raise HaloposeError(f"{path}: a category's id is not a whole number: correct it")
     chosen = found[0].get("sigmas") if sigmas is None else sigmas
     values = None if chosen is None else _floats(chosen)
     if chosen is not None and (
@@ -217,7 +232,7 @@ def _keypoint_category(
 
 
 def _limbs(skeleton: Any, count: int) -> list[tuple[int, int]] | None:
-    """COCO's skeleton, which counts keypoints from 1; None where there is none that could be drawn."""
+    """Return the limbs of COCO's skeleton, which counts keypoints from 1; None if it is missing or not valid."""
     pairs = _floats(skeleton) if isinstance(skeleton, list) and skeleton else None
     if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2 or ((pairs < 1) | (pairs > count)).any():
         return None
@@ -226,34 +241,38 @@ def _limbs(skeleton: Any, count: int) -> list[tuple[int, int]] | None:
 
 @dataclass(frozen=True)
 class Numbering:
-    """The ids that COCO json has: of images by the names of their files, folders left out, and of classes.
+    """Ids of images and categories in COCO json.
 
-    classes: ids of the categories that have keypoints, in the order of a model's classes; none if it has none.
+    Attributes:
+        images: Image ids by file name without folders.
+        classes: Ids of the categories with keypoints, in the order of the model's classes; empty if there are none.
     """
 
     images: dict[str, int]
     classes: tuple[int, ...]
 
     def category(self, number: int) -> int:
-        """The id of a model's class, which is counted from 1."""
+        """Return the category id of a model's class, which is counted from 1."""
         if self.classes and number > len(self.classes):
             raise HaloposeError(
-                f"the truth has {len(self.classes)} categories with keypoints, the model finds class {number}: "
-                "leave --truth off, or give the right one"
+                f"the ground truth has {len(self.classes)} categories with keypoints, but the model predicts class "
+                f"{number}: leave --truth out, or give the ground truth of this model's classes"
             )
         return self.classes[number - 1] if self.classes else number
 
 
 def read_numbering(path: Place | str) -> Numbering:
-    """The ids of images and classes of COCO ground truth."""
+    """Read the ids of images and categories of COCO ground truth."""
     ids, names, categories, _ = _read_head(path)
     if not len(ids):
-        raise HaloposeError(f"{path} lists no images: give COCO json that does")
+        raise HaloposeError(f"{path} lists no images: give COCO json with images")
     if None in names:
-        raise HaloposeError(f"{path}: an image has no file_name: its id cannot be told from its name")
+        raise HaloposeError(f"{path}: an image has no file_name: add it, because ids are looked up by file name")
     found = {Path(name).name: identity for name, identity in zip(names, ids.tolist(), strict=True) if name}
     if len(found) < len(ids):
-        raise HaloposeError(f"{path}: two images have the same file name: their ids cannot be told from it")
+        raise HaloposeError(
+            f"{path}: two images have the same file name: rename one, because ids are looked up by file name"
+        )
     if not any(isinstance(entry, dict) and entry.get("keypoints") for entry in categories):
         return Numbering(found, ())
     return Numbering(found, tuple(sorted(_keypoint_category(path, categories, None, None)[1])))
@@ -262,20 +281,27 @@ def read_numbering(path: Place | str) -> Numbering:
 def read_predictions(
     path: Place | str, truth: GroundTruth | None = None, classes: Array | None = None, *, constants: bool = False
 ) -> PoseDistributions:
-    """Read COCO keypoint results that carry ``covariance`` [[xx, xy, yy], ...K] or K matrices per detection.
+    """Read COCO keypoint results with covariances.
 
-    Optional per detection: ``scale`` (like covariance) and ``dof`` [...K] for a Student-t, ``correlation``
-    (2K x 2K) of all coordinates x1, y1, x2, ..., ``keep`` [...K], ``offset`` [[x, y], ...K] of the
-    distribution's mean from
-    the keypoints, and ``bbox`` xywh; a missing box is the keypoints' extent, as in pycocotools. classes: ids that
-    detections may have; else those that objects of the truth have. constants: give detections of a file without
-    covariances circles of a constant share of their size, instead of refusing the file.
+    Each detection has ``covariance``: K rows [xx, xy, yy] or K matrices. Optional fields of a detection:
+        scale, dof: Scale matrices, as covariance, and K degrees of freedom of a Student-t.
+        correlation: Correlation (2K x 2K) of the coordinates x1, y1, x2, ...
+        keep: K booleans, the pruning mask.
+        offset: K rows [x, y], mean of the distribution minus keypoint.
+        bbox: Box xywh; default: the extent of the keypoints, as in pycocotools.
+
+    Args:
+        path: File.
+        truth: Ground truth whose images and keypoints the detections must have.
+        classes: Allowed category ids; default: those of the objects in the ground truth.
+        constants: Accept a file without covariances. Every keypoint gets a circle of constant size relative to the
+            object.
     """
     return parse_predictions(path, read_json(path), truth, classes, constants=constants)
 
 
 def states_covariance(content: Any) -> bool:
-    """Whether any detection of already parsed results has a covariance, or RF-DETR's form of one."""
+    """Return whether any detection of parsed results has a covariance, or one in the form of RF-DETR."""
     entries = [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
     return any(entry.get(key) is not None for entry in entries for key in ("covariance", PRECISION_KEY))
 
@@ -288,12 +314,12 @@ def parse_predictions(
     *,
     constants: bool = False,
 ) -> PoseDistributions:
-    """Check already parsed results as ``read_predictions`` does; ``path`` only names them in messages."""
+    """Validate parsed results; arguments as in ``read_predictions``, ``path`` is only used in messages."""
     what = "detection"
     if not isinstance(content, list):
         raise HaloposeError(f"{path} is not COCO results: it should be a list of detections")
     if not content:
-        raise HaloposeError(f"{path} holds no detections: nothing to do")
+        raise HaloposeError(f"{path} holds no detections: predict again with a lower --conf, or give another file")
     constants = constants and not states_covariance(content)
     count = truth.keypoint_count if truth is not None else _keypoints_of_first(path, content, constants)
     keypoints = _matrix(path, content, what, "keypoints", 3 * count).reshape(-1, count, 3)
@@ -333,7 +359,7 @@ def parse_predictions(
 
 
 def _extent(keypoints: Array) -> Array:
-    """Boxes (N, 4) around keypoints (N, K, 3), without those that were not predicted (0, 0, 0) if there are others."""
+    """Return boxes (N, 4) around keypoints (N, K, 3); keypoints (0, 0, 0) are not predicted and are ignored."""
     missing = (keypoints == 0).all(-1)
     missing &= ~missing.all(1, keepdims=True)
     low = np.where(missing[..., None], np.inf, keypoints[..., :2]).min(1)
@@ -342,13 +368,13 @@ def _extent(keypoints: Array) -> Array:
 
 
 def _constant_covariances(boxes: Array, layout: Keypoints) -> Array:
-    """Circles (N, K, 2, 2): kappa^2 s^2, with s^2 from the box and at least 1 px^2."""
+    """Return isotropic covariances (N, K, 2, 2): kappa^2 s^2, with s^2 from the box and at least 1 px^2."""
     area = np.maximum(box_area(boxes) * layout.area_factor, 1.0)
     return np.asarray((area[:, None] * layout.kappa**2)[..., None, None] * np.eye(2))
 
 
 def _offset(path: Place | str, content: list[Any], count: int) -> Array:
-    """Offsets (N, K, 2) of the distributions' means from the keypoints."""
+    """Read offsets (N, K, 2) of the distributions' means from the keypoints."""
     given = _floats([entry["offset"] for entry in content])
     if given is None or given.shape != (len(content), count, 2) or not np.isfinite(given).all():
         raise HaloposeError(f"{path}: offset is [[x, y], ...] of {count} keypoints in every detection")
@@ -356,7 +382,7 @@ def _offset(path: Place | str, content: list[Any], count: int) -> Array:
 
 
 def _correlations(path: Place | str, content: list[Any], covariance: Array) -> Array | None:
-    """Whitened correlations (N, 2K, 2K) from those of all coordinates, which must agree with the covariances."""
+    """Convert correlations of coordinates, which must agree with the covariances, to whitened ones (N, 2K, 2K)."""
     if not _all_or_none(path, content, "correlation"):
         return None
     size = 2 * covariance.shape[1]
@@ -384,6 +410,7 @@ def _correlations(path: Place | str, content: list[Any], covariance: Array) -> A
 
 
 def _keypoints_of_first(path: Place | str, content: list[Any], constants: bool) -> int:
+    """Return the number of keypoints of the first detection."""
     first = content[0].get("covariance") if isinstance(content[0], dict) else None
     if constants or (isinstance(content[0], dict) and content[0].get(PRECISION_KEY) is not None):
         triples = content[0].get("keypoints") if isinstance(content[0], dict) else None
@@ -396,7 +423,7 @@ def _keypoints_of_first(path: Place | str, content: list[Any], constants: bool) 
 
 
 def _covariances(path: Place | str, content: list[Any], key: str, count: int) -> Array:
-    """(N, K, 2, 2) from rows [xx, xy, yy] or [[xx, xy], [xy, yy]], K in each detection, each positive definite."""
+    """Read positive definite matrices (N, K, 2, 2) from rows [xx, xy, yy] or [[xx, xy], [xy, yy]]."""
     values = [entry.get(key) if isinstance(entry, dict) else None for entry in content]
     triangle = _floats(values)
     if triangle is not None and triangle.shape == (len(content), count, 2, 2):
@@ -408,9 +435,11 @@ def _covariances(path: Place | str, content: list[Any], key: str, count: int) ->
                 raise HaloposeError(
                     f"{path}: detection {index} needs {key} as {count} rows of [xx, xy, yy] or [[xx, xy], [xy, yy]]"
                 )
-        raise HaloposeError(f"{path}: every detection needs {key} as {count} rows of [xx, xy, yy], all written alike")
+        raise HaloposeError(
+            f"{path}: every detection needs {key} as {count} rows of [xx, xy, yy], in the same form in all detections"
+        )
     xx, xy, yy = np.moveaxis(triangle, -1, 0)
-    # An infinite or NaN entry fails the comparison too.
+    # Infinite and NaN entries fail the comparison as well.
     with np.errstate(over="ignore", invalid="ignore"):
         definite = (xx > 0) & (yy > 0) & (xx * yy - xy**2 > 1e-12 * xx * yy) & np.isfinite(xx * yy)
     if not definite.all():
@@ -423,7 +452,7 @@ def _covariances(path: Place | str, content: list[Any], key: str, count: int) ->
 
 
 def _stated_covariances(path: Place | str, content: list[Any], count: int) -> Array:
-    """Covariances (N, K, 2, 2) as stated; those of RF-DETR times the share of the image that the box covers."""
+    """Read covariances (N, K, 2, 2); those of RF-DETR are multiplied by the share of the image that the box covers."""
     if not _all_or_none(path, content, PRECISION_KEY):
         return _covariances(path, content, "covariance", count)
     shape = _matrix(path, content, "detection", SHAPE_KEY, 2)
@@ -438,12 +467,12 @@ def _stated_covariances(path: Place | str, content: list[Any], count: int) -> Ar
     definite = np.isfinite(covariance).all((-2, -1)) & (covariance[..., 0, 0] > 0) & (covariance[..., 1, 1] > 0)
     if not definite.all():
         raise HaloposeError(f"{path}: {PRECISION_KEY} of detection {np.argwhere(~definite)[0][0]} is out of range")
-    log.warning("%s: covariances of RF-DETR, times the share of the image that each box covers", path)
+    log.warning("%s: covariances of RF-DETR are multiplied by the share of the image that each box covers", path)
     return covariance
 
 
 def _upper_triangles(path: Place | str, key: str, matrices: Array) -> Array:
-    """Rows [xx, xy, yy] (N, K, 3) of matrices (N, K, 2, 2), which must be symmetric."""
+    """Return rows [xx, xy, yy] (N, K, 3) of symmetric matrices (N, K, 2, 2)."""
     upper, lower = matrices[..., 0, 1], matrices[..., 1, 0]
     skew = ~np.isclose(upper, lower, rtol=1e-6, atol=0, equal_nan=True)
     if skew.any():
@@ -462,7 +491,7 @@ def _dof(path: Place | str, content: list[Any], count: int) -> Array:
 
 
 def _keep(path: Place | str, content: list[Any], count: int) -> Array:
-    """The pruning mask (N, K)."""
+    """Read the pruning mask (N, K)."""
     for index, entry in enumerate(content):
         mask = entry["keep"]
         if not isinstance(mask, list) or len(mask) != count or any(type(value) is not bool for value in mask):
@@ -471,14 +500,15 @@ def _keep(path: Place | str, content: list[Any], count: int) -> Array:
 
 
 def _all_or_none(path: Place | str, content: list[Any], key: str) -> bool:
+    """Return whether all detections have a field; raise a HaloposeError if only some have it."""
     present = [isinstance(entry, dict) and entry.get(key) is not None for entry in content]
     if any(present) and not all(present):
-        raise HaloposeError(f"{path}: detection {present.index(False)} has no {key}, but others have")
+        raise HaloposeError(f"{path}: detection {present.index(False)} has no {key}, but others have: give all or none")
     return all(present)
 
 
 def _floats(values: Any) -> Array | None:
-    """A float array, or None where the nesting is ragged or something in it is not a number."""
+    """Convert to a float array; None if the nesting is ragged or an entry is not a number."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, OverflowError):
@@ -487,7 +517,7 @@ def _floats(values: Any) -> Array | None:
 
 
 def _matrix(path: Place | str, entries: list[Any], what: str, key: str, width: int, first: int = 0) -> Array:
-    """(N, width) finite floats from a list-valued field; ``first`` numbers the entries in messages."""
+    """Read finite floats (N, width) from a list-valued field; ``first`` is the index of the first entry in messages."""
     values = [entry.get(key) if isinstance(entry, dict) else None for entry in entries]
     if not values:
         return np.zeros((0, width))
@@ -512,7 +542,7 @@ def _column(
     default: Any = None,
     first: int = 0,
 ) -> Array:
-    """(N,) numbers of a scalar field."""
+    """Read the numbers (N,) of a scalar field."""
     values = [entry.get(key, default) if isinstance(entry, dict) else None for entry in entries]
     column = _floats(values)
     if column is None or column.shape != (len(entries),):

@@ -75,14 +75,14 @@ def _text(path: Place | str) -> Iterator[IO[str]]:
 
 
 def check_regular(path: Path | str) -> None:
-    """Refuse what is not a regular file. Reading a named pipe without a writer would wait for ever."""
+    """Raise a HaloposeError unless the path is a regular file, because reading a named pipe would block."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise HaloposeError(f"cannot read {str(path)!r}: {reason}") from None
     if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise HaloposeError(f"cannot read {path}: it is {kind}")
 
 

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def hashed_order(images: Array) -> Array:
-    """Distinct image ids (I,) in an order that has nothing to do with their values."""
+    """Return the distinct image ids (I,) in a pseudo-random order that depends only on the ids."""
     images = np.unique(images)
     with np.errstate(over="ignore"):
         mixed = images.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -22,7 +22,7 @@ def hashed_order(images: Array) -> Array:
 
 
 def image_folds(image_ids: Array, folds: int) -> Array:
-    """Fold (N,) of each image id: the distinct ids in hashed order, dealt out in turn."""
+    """Return the fold (N,) of each image id; the distinct ids in hashed order are assigned to folds in turn."""
     order = hashed_order(image_ids)
     if len(order) < 2:
         raise HaloposeError("calibration and scoring need different images: give at least two with matches")
@@ -31,16 +31,21 @@ def image_folds(image_ids: Array, folds: int) -> Array:
 
 
 def split_validation(images: Array, share: float) -> tuple[Array, Array]:
-    """Calibration and evaluation images (I,), by a hash of their ids."""
+    """Split images (I,) into calibration and evaluation images by a hash of their ids.
+
+    Args:
+        images: Image ids (I,).
+        share: Fraction of the images used for calibration.
+    """
     order = hashed_order(images)
     if len(order) < 2:
-        raise HaloposeError("give at least two validation images: some to calibrate on, some to score")
+        raise HaloposeError("give at least two validation images: calibration and evaluation need different ones")
     cut = min(max(1, round(share * len(order))), len(order) - 1)
     return np.sort(order[:cut]), np.sort(order[cut:])
 
 
 def part_of_images(images: Array, fraction: float) -> Array:
-    """A reproducible share of the images (I,), at least one."""
+    """Return a reproducible fraction of the images (I,), at least one."""
     if not 0 < fraction <= 1:
         raise HaloposeError(f"the fraction of images must be above 0 and at most 1, got {fraction}")
     order = hashed_order(images)
@@ -48,22 +53,21 @@ def part_of_images(images: Array, fraction: float) -> Array:
 
 
 def check_unseen(images: Array, seen: Array, of: str) -> None:
-    """Refuse images that something was fitted on.
+    """Raise a HaloposeError if most images were used in an earlier fit.
 
-    Ids of different datasets may coincide by chance. A few shared ids give a warning; if most are shared, the images
-    are the same.
+    Different datasets may share a few ids, so this only gives a warning.
 
     Args:
         images: Image ids (I,).
         seen: Ids of the images used before.
-        of: First part of the error message: what was fitted and what to do.
+        of: First part of the error message: what was fitted on the images.
     """
     shared = len(np.intersect1d(images, seen))
     if 2 * shared > len(images):
-        raise HaloposeError(f"{of}: give others, or give them other numbers if only those are the same")
+        raise HaloposeError(f"{of}: give other images, or change their ids if only the ids are the same")
     if shared:
         log.warning(
-            "%d of %d images have the numbers of images seen before: leave them out if they are the same images",
+            "%d of %d images have the ids of images used before: leave them out if they are the same images",
             shared,
             len(images),
         )

@@ -26,19 +26,22 @@ from halopose.types import Array
 
 NO_SPLITS = {"path", "names", "nc", "download", "kpt_shape", "kpt_names", "kpt_oks_sigmas", "flip_idx"}
 LONGEST_NAME = 255  # bytes of one part of a path, wherever
-FARTHEST_BOX, FARTHEST_POINT = 1.05, 3.0  # shares of the image's sides; keypoints may lie outside
+FARTHEST_BOX, FARTHEST_POINT = 1.05, 3.0  # largest coordinates as shares of the image's sides
 
 
 def read_yolo(path: Place, split: str, otherwise: Keypoints | None = None) -> Dataset:
-    """A split of a YOLO data yaml: folders or lists of images, here or at an address, or tar archives.
+    """Read a split of a YOLO data yaml: folders or lists of images, local or remote, or tar archives.
 
-    otherwise: keypoints of the model, for what the yaml does not state.
+    Args:
+        path: The yaml.
+        split: Name of the split.
+        otherwise: Keypoints of the model, for properties that the yaml does not state.
     """
     content = read_yaml(path)
     shape = content.get("kpt_shape")
     whole = isinstance(shape, list) and len(shape) == 2 and all(type(value) is int for value in shape)
     if not isinstance(shape, list) or not whole or shape[0] < 1 or shape[1] not in (2, 3):
-        raise HaloposeError(f"{path} has no kpt_shape like [17, 3]: it is not a pose data set")
+        raise HaloposeError(f"{path} has no kpt_shape like [17, 3]: give the yaml of a pose data set")
     if split not in content:
         known = ", ".join(key for key, value in content.items() if isinstance(value, str) and key != "path")
         raise HaloposeError(f"{path} has no split {split!r}: it has {known or 'none'}")
@@ -70,18 +73,18 @@ def read_yolo(path: Place, split: str, otherwise: Keypoints | None = None) -> Da
 
 
 def _root(path: Place, content: dict[str, Any]) -> Place:
-    """The folder that the splits are in."""
+    """Return the folder of the splits."""
     try:
         named = beside(path, str(content.get("path") or "."))
         return named.resolve() if isinstance(named, Path) else named
     except HaloposeError:
         raise
-    except (OSError, UnicodeError, RuntimeError, ValueError):  # a name that no file system has
+    except (OSError, UnicodeError, RuntimeError, ValueError):  # a name that no file system allows
         raise HaloposeError(f"{path}: its path is no valid folder name: correct it") from None
 
 
 def _shared_ids(root: Place, content: dict[str, Any], path: Place) -> set[int]:
-    """Return ids that the names of several files of the dataset share, in any split. These files get ids by path.
+    """Return ids that several files of the dataset have by their names, in any split. These files get ids by path.
 
     Images of archives do not count: their names are distinct, as in WebDataset.
     """
@@ -107,7 +110,7 @@ def _below(file: Stored, root: Place) -> str:
 
 
 def _mirror(given: Any, count: int) -> list[int] | None:
-    """The yaml's ``flip_idx`` if it is a permutation; its frameworks have one even where nothing is mirrored."""
+    """Return ``flip_idx`` if it is a permutation other than the identity, which frameworks write without symmetry."""
     whole = isinstance(given, list) and all(type(k) is int for k in given)
     return given if whole and sorted(given) == list(range(count)) and given != list(range(count)) else None
 
@@ -127,12 +130,12 @@ def _names(content: dict[str, Any], count: int) -> list[str] | None:
     return [str(name) for name in first] if isinstance(first, list) and len(first) == count else None
 
 
-# An image, and the text of its labels where that was beside it in an archive.
+# An image, and the text of its labels if both are in an archive.
 Sample = tuple[Stored, Optional[str]]
 
 
 def _samples(root: Place, entry: Any, path: Place, archives: bool = True) -> list[Sample]:
-    """What a split of the yaml names; of archives only if they are asked for."""
+    """Find the images of a split, those in archives only if ``archives`` is true."""
     found: list[Sample] = []
     for item in entry if isinstance(entry, list) else [entry]:
         _check_name(item, path)
@@ -149,10 +152,10 @@ def _samples(root: Place, entry: Any, path: Place, archives: bool = True) -> lis
 
 
 def _check_name(name: Any, path: Place) -> None:
-    """Refuse what no folder or file can be called."""
+    """Raise a HaloposeError for a name that no folder or file can have."""
     parts = str(name).replace("\\", "/").split("/")
     if "\0" in str(name) or any(len(part.encode("utf-8", "replace")) > LONGEST_NAME for part in parts):
-        raise HaloposeError(f"{path}: {str(name)[:40]!r} is the name of no folder")
+        raise HaloposeError(f"{path}: {str(name)[:40]!r} is not a valid folder name: correct it")
 
 
 def _order(sample: Sample) -> Any:
@@ -173,7 +176,7 @@ def _image_files(place: Place, path: Place) -> Sequence[Path | Address]:
 
 
 def _with_labels(samples: Sequence[Sample]) -> Iterator[tuple[Stored, str, str]]:
-    """Each image, the name of its labels, and their text, empty where there are none."""
+    """Yield each image with the name and the text of its labels; the text is empty without labels."""
     addresses = [_labels_of(image) for image, _ in samples if isinstance(image, Address)]
     known = read_many([one for one in addresses if isinstance(one, Address)]) if addresses else {}
     for image, text in samples:
@@ -184,8 +187,8 @@ def _with_labels(samples: Sequence[Sample]) -> Iterator[tuple[Stored, str, str]]
             yield image, str(labels), _decoded(known.get(str(labels), b""), str(labels))
         else:
             labels = _labels_of(image)
-            if Path(str(labels)).is_fifo():  # reading it would wait for ever
-                raise HaloposeError(f"cannot read labels {labels}: it is no regular file")
+            if Path(str(labels)).is_fifo():  # reading a named pipe would block
+                raise HaloposeError(f"cannot read labels {labels}: it is not a regular file")
             try:
                 yield image, str(labels), _decoded(labels.read_bytes(), str(labels))
             except FileNotFoundError:
@@ -202,7 +205,7 @@ def _decoded(content: bytes, name: str) -> str:
 
 
 def _labels_of(image: Path | Address) -> Path | Address:
-    """The label file beside an image, as YOLO looks for it."""
+    """Return the label file of an image by YOLO's convention."""
     parts = list(image.parts)
     for index in reversed(range(len(parts) - 1)):
         if parts[index] == "images":
@@ -214,20 +217,21 @@ def _labels_of(image: Path | Address) -> Path | Address:
 
 
 def _read_labels(file: str, text: str, count: int, dimensions: int, faults: Faults) -> Objects:
-    """The objects of a label file's text; an empty one means none."""
+    """Parse the text of a label file; an empty text means no objects."""
     rows = [line.split() for line in text.splitlines() if line.strip()]
     width = 5 + count * dimensions
     for number, row in enumerate(rows):
         if len(row) != width:
             raise HaloposeError(
-                f"{file}, line {number + 1}: {len(row)} numbers, but {count} keypoints of {dimensions} need {width}"
+                f"{file}, line {number + 1}: {len(row)} numbers, but {count} keypoints with {dimensions} values each "
+                f"need {width}"
             )
     try:
         values = np.array(rows, dtype=float).reshape(-1, width)
     except ValueError:
-        raise HaloposeError(f"{file} holds something that is not a number") from None
+        raise HaloposeError(f"{file} has an entry that is not a number: correct the labels") from None
     if not np.isfinite(values).all():
-        raise HaloposeError(f"{file} holds a number that is not finite")
+        raise HaloposeError(f"{file} has a number that is not finite: correct the labels")
     values = values[_sound(values, count, dimensions, file, faults)]
     centre, size = values[:, 1:3], values[:, 3:5]
     keypoints = values[:, 5:].reshape(-1, count, dimensions)
@@ -244,7 +248,7 @@ def _read_labels(file: str, text: str, count: int, dimensions: int, faults: Faul
 
 
 def _sound(values: Array, count: int, dimensions: int, file: str, faults: Faults) -> Array:
-    """Which rows (M,) can be what they should; the others are noted with the reason."""
+    """Return which rows (M,) are valid, and report the others with the reason."""
     points = np.abs(values[:, 5:].reshape(-1, count, dimensions)[..., :2]).max((1, 2), initial=0)
     bad = {
         "coordinates far beyond the image, as of labels in pixels": (
@@ -263,14 +267,23 @@ def _sound(values: Array, count: int, dimensions: int, file: str, faults: Faults
 
 
 def write_yolo(dataset: Dataset, folder: Path, class_names: Sequence[str], dimensions: int) -> Path:
-    """Links to the images, labels of our own and a yaml; its path. dimensions: 3 with visibility, else 2.
+    """Write links to the images, label files and a yaml for the trainer of a framework.
 
-    The user's folder is unchanged (a framework would write a cache there). Crowds are no targets.
-    Labelled keypoints outside of the image count as unlabelled: frameworks drop the whole image otherwise.
+    The user's folder stays unchanged, because frameworks write a cache next to the labels. Crowds are left out.
+    Labelled keypoints outside the image become unlabelled, because frameworks drop the whole image otherwise.
+
+    Args:
+        dataset: Annotated images.
+        folder: Folder to write.
+        class_names: Names of the classes.
+        dimensions: Values per keypoint: 3 with visibility, else 2.
+
+    Returns:
+        Path of the yaml.
     """
     images, labels = make_folder(folder / "images"), make_folder(folder / "labels")
     for link in images.iterdir():
-        if link.is_symlink():  # of another data set, perhaps
+        if link.is_symlink():  # may belong to another data set
             link.unlink()
     for record in dataset.records:
         link = images / f"{record.image_id:015d}{record.path.suffix.lower()}"
@@ -281,7 +294,7 @@ def write_yolo(dataset: Dataset, folder: Path, class_names: Sequence[str], dimen
     content = {
         "path": str(folder.resolve()),
         "train": str(images.resolve()),
-        "val": str(images.resolve()),  # frameworks want one; training here never reads it
+        "val": str(images.resolve()),  # required by frameworks, but not read by training here
         "kpt_shape": [len(dataset.layout), dimensions],
         "kpt_oks_sigmas": list(dataset.layout.sigmas),
         "kpt_names": {number: list(dataset.layout.names) for number in range(len(class_names))},
@@ -297,9 +310,9 @@ def write_yolo(dataset: Dataset, folder: Path, class_names: Sequence[str], dimen
 
 
 def local_image(record: Record) -> Path:
-    """The image's file here, which frameworks read themselves."""
+    """Return the local file of an image, which frameworks read themselves."""
     if not isinstance(record.path, Path):
-        raise HaloposeError(f"frameworks train on files: copy the images here, {record.path} is not a file here")
+        raise HaloposeError(f"{record.path} is not a local file, which training needs: copy the images to this machine")
     return record.path
 
 
@@ -311,7 +324,7 @@ def _link(link: Path, target: Path) -> None:
 
 
 def _relative(record: Record) -> Objects:
-    """The objects that are no crowds, in shares of the image's sides."""
+    """Return the objects without crowds, in shares of the image's sides."""
     objects = record.objects.select(~record.objects.crowd)
     if record.relative or not len(objects):
         return objects
@@ -328,7 +341,7 @@ def _relative(record: Record) -> Objects:
 
 
 def label_rows(objects: Objects, dimensions: int) -> Array:
-    """Label rows (M, 5 + K * dimensions): class, box centre and size, keypoints."""
+    """Return label rows (M, 5 + K * dimensions): class, box centre and size, keypoints."""
     boxes = objects.boxes.clip(0, 1)
     centre, size = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
     points = objects.keypoints
@@ -336,7 +349,7 @@ def label_rows(objects: Objects, dimensions: int) -> Array:
     if dimensions == 3:
         points = np.concatenate([np.where(seen[..., None], points, 0.0), 2.0 * seen[..., None]], axis=2)
     else:
-        points = np.where(seen[..., None], points, -0.005)  # a negative coordinate says unlabelled
+        points = np.where(seen[..., None], points, -0.005)  # a negative coordinate means unlabelled
     flat = points.reshape(len(points), points.shape[1] * dimensions)
     rows = np.concatenate([objects.class_ids[:, None], centre, size, flat], axis=1)
     return np.asarray(rows[(size > 0).all(1)])

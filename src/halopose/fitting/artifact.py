@@ -1,7 +1,7 @@
-"""The artifact: trained heads, calibrations, regions, correlation, pruning threshold and novelty in one file.
+"""The artifact: trained heads, calibrations, regions, correlation, pruning threshold and OOD model in one file.
 
-It knows the fingerprint of the base it was made for and refuses another, and it carries a card: the data,
-the splits by image id, the settings and the figures measured.
+It stores the fingerprint of the base model that it was made for, and rejects other models. Its card records the data,
+the splits by image id, the settings and the measured metrics.
 """
 
 from __future__ import annotations
@@ -47,12 +47,22 @@ def round_to_stored(heads: ProbabilisticHeads) -> ProbabilisticHeads:
 
 @dataclass(frozen=True, repr=False)
 class Artifact:
-    """Everything that turns a frozen base into one with uncertainty.
+    """Everything that a frozen base model needs to predict uncertainty.
 
-    >>> from halopose.hosts.model_zoo import shipped_artifact
-    >>> artifact = Artifact.load(shipped_artifact())
-    >>> artifact.imgsz, artifact.card.images.counts()
-    (640, {'calibration': 1000, 'choosing': 400, 'evaluation': 600, 'heads': 49230})
+    Attributes:
+        heads: Trained heads.
+        calibrations: Fitted calibrations.
+        base: Fingerprints of the base model.
+        layout: Keypoints.
+        imgsz: Input size.
+        card: Data, splits, settings and metrics.
+        novelty: Out-of-distribution model; None if none was fitted.
+
+    Example:
+        >>> from halopose.hosts.model_zoo import shipped_artifact
+        >>> artifact = Artifact.load(shipped_artifact())
+        >>> artifact.imgsz, artifact.card.images.counts()
+        (640, {'calibration': 1000, 'choosing': 400, 'evaluation': 600, 'heads': 49230})
     """
 
     heads: ProbabilisticHeads
@@ -70,29 +80,29 @@ class Artifact:
 
     @property
     def calibrated(self) -> bool:
-        """Whether its calibration was fitted on anything; heads alone come out of ``halopose train``."""
+        """Whether a calibration was fitted; ``halopose train`` writes heads without one."""
         return bool((self.calibrations.gaussian.effective_samples_ > 0).any())
 
     def fits(self, host: Host) -> bool:
-        """Whether this artifact was made for the host's model."""
+        """Return whether this artifact was made for the host's model."""
         return same_model(self.base, host.fingerprints)
 
     def check(self, host: Host) -> None:
-        """Refuse a base that this artifact was not made for."""
+        """Raise a HaloposeError unless the artifact was made for the host's model."""
         if not self.fits(host):
             raise HaloposeError(
-                f"the artifact was made for another base than {host.description}: its heads would be wrong "
-                "there. Fit this base with `halopose fit`, or give the base it was made for"
+                f"the artifact was made for another base model than {host.description}: "
+                "fit this model with `halopose fit`, or give the model that the artifact was made for"
             )
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that predictions depend on: of what a file holds, without the card."""
+        """SHA-256 of everything that predictions depend on: the content of the file without the card."""
         content = {name: value for name, value in self._content().items() if name != "card"}
         return hashlib.sha256((fingerprint(self._tensors()) + json.dumps(content)).encode()).hexdigest()
 
     def save(self, path: Path | str) -> None:
-        """Write the file whole or not at all; equal artifacts are equal bytes."""
+        """Write the file atomically; equal artifacts give identical bytes."""
         write_tensors(path, self._tensors(), self._content())
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -139,7 +149,11 @@ class Artifact:
 
     @classmethod
     def load(cls, path: Path | str) -> Artifact:
-        """Read and check an artifact."""
+        """Read and validate an artifact.
+
+        Raises:
+            HaloposeError: The file is missing, damaged, or no artifact.
+        """
         if not Path(path).is_file():
             raise HaloposeError(f"no artifact at {path}: make one with `halopose fit`")
         try:
@@ -149,8 +163,8 @@ class Artifact:
             check_seal(path)
             return cls._parse(content, load_file(path))
         except HaloposeError as error:
-            again = "" if "halopose fit" in str(error) else ": make it again with `halopose fit`"
-            raise HaloposeError(f"{error}{again}") from None
+            advice = "" if "halopose fit" in str(error) else ": make it again with `halopose fit`"
+            raise HaloposeError(f"{error}{advice}") from None
         except (
             SafetensorError,
             OSError,
@@ -175,7 +189,7 @@ class Artifact:
         heads = ProbabilisticHeads(templates, content["strides"], keypoints, settings)
         activations = {activation for level in content["templates"] for _, activation in level}
         if len(content["strides"]) != len(templates):
-            raise ValueError("levels and strides do not fit together")
+            raise ValueError("levels and strides differ in number")
         if not activations <= set(get_args(Activation)) or content["covariance"] not in ("moment", "paper"):
             raise ValueError("unknown activation or covariance")
         gaussian = GaussianCalibration(keypoints)
@@ -191,7 +205,7 @@ class Artifact:
                 _module_name(key[len(prefix) :]): value for key, value in tensors.items() if key.startswith(prefix)
             }
             if any(not torch.isfinite(value).all() for value in state.values()):
-                raise ValueError("values that are not finite")
+                raise ValueError("values are not finite")
             module.load_state_dict(state)
         distributions = students.values()
         for tau in (
@@ -200,10 +214,10 @@ class Artifact:
             *(distribution.moment_tau_ for distribution in distributions),
         ):
             if not bool(((tau > 0) & (tau < LARGEST_TAU)).all()):
-                raise ValueError("a temperature out of range")
+                raise ValueError("a temperature is out of range")
         threshold, visible = content["threshold"], content["visibility_threshold"]
         if any(value is not None and not math.isfinite(value) for value in (threshold, visible)):
-            raise ValueError("a threshold that is not a number")
+            raise ValueError("a threshold is not finite")
         calibrations = Calibrations(
             gaussian,
             students["student"],
@@ -255,22 +269,22 @@ def host_for(
 
 
 def _stored_name(name: str) -> str:
-    """Name in a file of a tensor of the heads."""
+    """Return the name in the file of a tensor of the heads."""
     return name.replace("context_head.overlaps", "beyond.claims").replace("context_head.", "beyond.")
 
 
 def _module_name(name: str) -> str:
-    """The inverse of ``_stored_name``."""
+    """Return the tensor's name in the heads; the inverse of ``_stored_name``."""
     return name.replace("beyond.claims", "context_head.overlaps").replace("beyond.", "context_head.")
 
 
 def _offset(given: torch.Tensor | None, keypoints: int) -> torch.Tensor | None:
-    """Mean residuals (K, 2) as they were written."""
+    """Validate mean residuals (K, 2) of a file."""
     if given is not None and (given.shape != (keypoints, 2) or not bool(torch.isfinite(given).all())):
-        raise ValueError("an offset that is not finite or of other keypoints")
+        raise ValueError("an offset is not finite, or has another number of keypoints")
     return given
 
 
 def _stored(name: str, value: torch.Tensor) -> torch.Tensor:
-    """What novelty is computed with in half precision, what it is compared with exactly."""
+    """Convert the OOD model's parameters to half precision; its reference values stay exact."""
     return value if name.startswith("known") else value.half()

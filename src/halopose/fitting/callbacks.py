@@ -1,4 +1,4 @@
-"""Callbacks of a fit: what to call with settings, with the losses of each epoch, and with the final scores."""
+"""Callbacks of a fit, called with the settings, the losses of each epoch and the final scores."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class TensorBoardLogger(Callback):
 
 
 class MlflowLogger(Callback):
-    """Logs to MLflow, where ``MLFLOW_TRACKING_URI`` says; a run that is active already is used and left open."""
+    """Logs to the MLflow server of ``MLFLOW_TRACKING_URI``; an active run is used and left open."""
 
     def __init__(self) -> None:
         try:
@@ -161,7 +161,7 @@ class MlflowLogger(Callback):
 
 
 class WandbLogger(Callback):
-    """Logs to Weights & Biases; a run that is active already is used and left open."""
+    """Logs to Weights & Biases; an active run is used and left open."""
 
     def __init__(self) -> None:
         try:
@@ -213,7 +213,7 @@ def loggers(names: Sequence[str], folder: Path) -> tuple[Callback, ...]:
         elif name == "wandb":
             made.append(WandbLogger())
         else:
-            raise HaloposeError(f"unknown logger {name!r}: give {', '.join(LOGGERS)}")
+            raise HaloposeError(f"unknown logger {name!r}: choose from {', '.join(LOGGERS)}")
     return tuple(made)
 
 
@@ -230,11 +230,11 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def duration(seconds: float) -> str:
-    """A duration for people: 40 s, 3 min, 2.5 h."""
+    """Format a duration, such as 40 s, 3 min or 2.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _missing(package: str) -> HaloposeError:
-    return HaloposeError(f"logging to {package} needs its package: pip install {package}")
+    return HaloposeError(f"logging to {package} needs the package {package}: pip install {package}")

@@ -104,7 +104,7 @@ class CardFigures:
 
 @dataclass(frozen=True)
 class Card:
-    """What an artifact says about its making.
+    """Record of how an artifact was made.
 
     Attributes:
         base: Name of the base model.
@@ -116,7 +116,7 @@ class Card:
         novelty: How the out-of-distribution model was fitted.
         figures: Figures measured on the evaluation images.
         calibrated: Runtime in which a deployed folder was calibrated again.
-        other: Entries that this version does not know; they are kept when the card is written.
+        other: Entries unknown to this version; they are kept when the card is written.
     """
 
     base: str | None = None
@@ -132,14 +132,20 @@ class Card:
 
     @property
     def departures(self) -> tuple[str, ...]:
-        """What the fit did that the paper does not; empty if the settings are unknown."""
+        """Differences of the fit from the paper; empty if the settings are unknown."""
         return () if self.settings is None else departures(self.settings)
 
     @property
     def fit_settings(self) -> FitSettings:
-        """The settings of the fit; refused if the card does not have them."""
+        """Settings of the fit.
+
+        Raises:
+            HaloposeError: The card has no settings.
+        """
         if self.settings is None:
-            raise HaloposeError("the artifact's card does not say how its heads were trained: train them again")
+            raise HaloposeError(
+                "the artifact's card has no training settings: train the heads again with `halopose train`"
+            )
         return self.settings
 
     def to_json(self) -> dict[str, Any]:

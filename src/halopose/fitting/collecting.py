@@ -1,7 +1,7 @@
-"""Collecting: one frozen pass of a host over annotated images, kept as a match store.
+"""Collection of a feature cache: run the frozen model once over annotated images and store the results.
 
-In: a host and annotated images. Out: the folder of shards that ``store`` reads. A shard appears whole or not at
-all, so a killed collection resumes where it was.
+The result is the folder of shards that ``feature_cache`` reads. Shards are written atomically, so an interrupted
+collection resumes with the missing ones.
 """
 
 from __future__ import annotations
@@ -60,16 +60,31 @@ def collect(
     progress: Counter | None = None,
     workers: WorkerPool | None = None,
 ) -> MatchStore:
-    """Run the frozen model once over the data and store what matters; resumes what was begun.
+    """Run the frozen model once over a data set and store the features; resumes an interrupted collection.
 
-    The result does not depend on the workers: each shard is what a single process would write.
+    The result does not depend on the workers: every shard is identical to that of a single process.
+
+    Args:
+        host: Host of the frozen model.
+        dataset: Annotated images.
+        folder: Folder of the feature cache.
+        settings: Settings of the collection.
+        progress: Called with the finished and the total number of views.
+        workers: Distribution over processes and machines.
+
+    Raises:
+        HaloposeError: No image can be read, or the folder holds a cache of other data or settings.
     """
     collect_shards(host, dataset, folder, settings, progress, workers)
     return finished(folder)
 
 
 def finished(folder: Place | str) -> MatchStore:
-    """The store that all parts have made; refused if there was nothing to read."""
+    """Open the complete cache.
+
+    Raises:
+        HaloposeError: Shards are missing, or no image could be read.
+    """
     store = MatchStore(folder)
     skipped, images = store.skipped(), len(store.images)
     if len(skipped) == images * len(store.settings.imgsz):
@@ -99,14 +114,22 @@ def collect_shards(
     processes = min(work.workers.processes, len(missing))
     if processes > 1:
         share_out(lambda number, tick: work.write([number], tick), missing, processes, tick)
-        missing = work.missing()  # what a killed process has left
+        missing = work.missing()  # shards that killed processes did not finish
         before = views - sum(len(work.views(number)) for number in missing)
     work.write(missing, tick)
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A store being collected: what goes into which shard."""
+    """A feature cache in collection, with the assignment of views to shards.
+
+    Attributes:
+        host: Host of the frozen model.
+        dataset: Annotated images.
+        folder: Folder of the cache.
+        settings: Settings of the collection.
+        workers: Distribution over processes and machines.
+    """
 
     host: Host
     dataset: Dataset
@@ -118,7 +141,11 @@ class Collection:
     def open(
         cls, host: Host, dataset: Dataset, folder: Place, settings: CollectSettings, workers: WorkerPool
     ) -> Collection:
-        """Begin a store or go on with one; refuses data that do not fit the model, or a disk that is too small."""
+        """Start or resume a collection.
+
+        Raises:
+            HaloposeError: The data set does not fit the model or the existing cache, or the disk is too small.
+        """
         host.check_layout(dataset.layout)
         for imgsz in settings.imgsz:
             host.check_size(imgsz)
@@ -127,14 +154,15 @@ class Collection:
         )
         if unknown:
             raise HaloposeError(
-                f"the data have class {min(unknown)}, the model only {len(host.class_names)} classes: they do not fit"
+                f"the data set has class {min(unknown)}, but the model has only {len(host.class_names)} classes: "
+                "use a model that was trained on these classes"
             )
         settings = replace(settings, half=host.half)
         work = cls(host, dataset, folder, settings, workers)
         _open_store(host, dataset, folder, settings, work.shards)
         if isinstance(folder, Path):
             ours = {shard_path(folder, number).name for number in work.ours()}
-            for leftover in folder.glob(".shard-*"):  # of a run that was killed while it wrote
+            for leftover in folder.glob(".shard-*"):  # temporary files of a killed run
                 if leftover.name[1:].rpartition(".")[0] in ours:
                     leftover.unlink(missing_ok=True)
             _check_disk(host, dataset, folder, settings, work.shards)
@@ -142,37 +170,39 @@ class Collection:
 
     @property
     def shards(self) -> int:
+        """Number of shards."""
         return -(-len(self.dataset) * len(self.settings.imgsz) // VIEWS_PER_SHARD)
 
     def ours(self) -> list[int]:
+        """Return the numbers of the shards of this part."""
         return self.workers.ours(self.shards)
 
     def views(self, number: int) -> list[Task]:
-        """The views of a shard: all images at the first size, then at the next."""
+        """Return the views of a shard; views are ordered by input size, then by image."""
         records, sizes = self.dataset.records, self.settings.imgsz
         places = range(number * VIEWS_PER_SHARD, min((number + 1) * VIEWS_PER_SHARD, len(records) * len(sizes)))
         return [(records[place % len(records)], sizes[place // len(records)]) for place in places]
 
     def missing(self) -> list[int]:
-        """Shards of ours that are still to be collected; those whose images have changed are removed."""
+        """Return the shards of this part that must be collected; shards whose images have changed are removed."""
         missing, known = [], known_shards(self.folder)
         for number in self.ours():
             path = shard_path(self.folder, number)
             if path.name not in known:
                 missing.append(number)
             elif changed := _changed(path, self.views(number)):
-                log.info("%s changed since %s was collected: collecting that part again", changed, path)
+                log.info("%s changed since %s was collected: collecting this shard again", changed, path)
                 path.unlink()
                 missing.append(number)
         return missing
 
     def write(self, numbers: Sequence[int], tick: Tick | None = None) -> None:
-        """Collect shards. While the model works on one, the last is being written and the next is being read."""
+        """Collect shards; the previous shard is written and the next one is read while the model runs."""
         done = 0
         reader = Reader(self.host.placer(), self.settings.rectangular)
         tasks = (task for number in numbers for task in self.views(number))
         depth = VIEWS_PER_SHARD + 2 * self.workers.readers
-        # Those of one shard are looked at together.
+        # The pixels of all readings of a shard are in use at the same time.
         readings = read_ahead(reader, tasks, self.workers.readers, depth, max(self.settings.imgsz), VIEWS_PER_SHARD)
         with closing(readings), ThreadPoolExecutor(1) as pool:
             writing: Future[None] | None = None
@@ -188,17 +218,24 @@ class Collection:
     def collect(
         self, number: int, readings: Iterator[Reading], tick: Tick | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and metadata of one shard, whose views are the next readings."""
+        """Return tensors and metadata of one shard.
+
+        Args:
+            number: Number of the shard.
+            readings: Readings; the next ones are the views of the shard.
+            tick: Called with the number of finished views.
+        """
         views = islice(readings, len(self.views(number)))
         return _collect_views(self.host, list(views), self.settings, self.dataset.layout, tick)
 
 
 def _tick_from(tick: Tick, before: int, done: int) -> None:
+    """Report progress with an offset."""
     tick(before + done)
 
 
 def _changed(path: Place, views: list[tuple[Record, int]]) -> str:
-    """What of a shard's views is no longer what was collected, in words; empty if nothing."""
+    """Return a text that names what has changed since a shard was collected; empty if nothing has."""
     try:
         known = shard_metadata(path)["views"]
     except HaloposeError:
@@ -212,7 +249,7 @@ def _changed(path: Place, views: list[tuple[Record, int]]) -> str:
 
 
 def _open_store(host: Host, dataset: Dataset, folder: Place, settings: CollectSettings, shards: int) -> None:
-    """Write the manifest, or check that an existing one asks for the same thing."""
+    """Write the manifest, or check that an existing one has the same content."""
     manifest = {
         "format": FORMAT,
         "base": list(host.fingerprints),
@@ -224,17 +261,19 @@ def _open_store(host: Host, dataset: Dataset, folder: Place, settings: CollectSe
         "area": dataset.area,
         "shards": shards,
     }
-    manifest = json.loads(json.dumps(manifest))  # as it reads back
+    manifest = json.loads(json.dumps(manifest))  # JSON types, as in the file
     path = folder / "manifest.json"
     if is_file(path):
         if read_json(path) != manifest:
-            raise HaloposeError(f"{folder} was collected with other data or settings: remove it or choose another")
+            raise HaloposeError(
+                f"{folder} was collected with other data or settings: remove it or choose another folder"
+            )
         return
     write_json(path, manifest)
 
 
 def _check_disk(host: Host, dataset: Dataset, folder: Path, settings: CollectSettings, shards: int) -> None:
-    """Refuse before starting if the disk cannot hold the largest possible store."""
+    """Raise a HaloposeError if the disk may be too small for the cache."""
     missing = shards - len(known_shards(folder))
     needed = predicted_bytes(host, dataset, settings) * missing / max(shards, 1)
     free = shutil.disk_usage(folder).free
@@ -246,7 +285,7 @@ def _check_disk(host: Host, dataset: Dataset, folder: Path, settings: CollectSet
 
 
 def predicted_bytes(host: Host, dataset: Dataset, settings: CollectSettings) -> int:
-    """Upper bound on the size of the store."""
+    """Return an upper bound on the size of the feature cache in bytes."""
     largest = max(
         template[0].weight.shape[1] * (2 * sum(conv.reach for conv in template) + 1) ** 2 * 2
         for template in host.pose_templates()
@@ -266,7 +305,7 @@ def _collect_views(
     layout: Keypoints,
     tick: Tick | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata of one shard."""
+    """Run the model on readings and return the tensors and metadata of their shard."""
     views = [reading.view for reading in readings if reading.view is not None]
     reaches = [sum(conv.reach for conv in template) for template in host.pose_templates()]
     rows: list[_Rows] = []
@@ -284,7 +323,7 @@ def _collect_views(
 
 
 def _batches(views: list[ImageTask], size: int) -> Iterator[list[ImageTask]]:
-    """Views that are laid out alike, in batches; one at a time those of equal shape follow each other."""
+    """Group views of equal input shape into batches; with batches of one, views of equal shape are consecutive."""
     groups: dict[Any, list[ImageTask]] = {}
     for view in views:
         shape = view.pixels.shape if size > 1 else view.shape
@@ -296,6 +335,7 @@ def _batches(views: list[ImageTask], size: int) -> Iterator[list[ImageTask]]:
 def _collect_batch(
     host: Host, views: list[ImageTask], settings: CollectSettings, layout: Keypoints, reaches: Sequence[int]
 ) -> list[_Rows]:
+    """Run the model on a batch and return the rows to store."""
     batch, boxes = host.to_batch([view.pixels for view in views]), [view.box for view in views]
     output = host.forward(batch)
     found: list[_Cells] = []
@@ -323,7 +363,14 @@ def _collect_batch(
 
 @dataclass(frozen=True)
 class _Cells:
-    """Cells (N,), counted level after level, of images (N,) of a batch, and what is to be known of each."""
+    """Cells of a batch that are stored.
+
+    Attributes:
+        kind: ``"assigned"`` or ``"detected"``.
+        image: Index of the image in the batch (N,).
+        cell: Index of the cell, counted over all levels (N,).
+        columns: Stored columns by name, (N, ...) each.
+    """
 
     kind: str
     image: Tensor
@@ -331,7 +378,11 @@ class _Cells:
     columns: dict[str, Tensor]
 
     def by_level(self, firsts: Array) -> list[_Cells]:
-        """Those of each level; firsts (L + 1,): the first cell of each level, and how many there are."""
+        """Split by feature level.
+
+        Args:
+            firsts: First cell of each level, then the number of cells (L + 1,).
+        """
         level = np.searchsorted(firsts, self.cell.numpy(), side="right")
         order = torch.from_numpy(level.argsort(kind="stable"))
         sizes = np.bincount(level, minlength=len(firsts))[1:].tolist()
@@ -343,7 +394,7 @@ class _Cells:
 
 
 def _image_row(host: Host, output: HostOutput, views: list[ImageTask], boxes: list[Letterbox]) -> dict[str, Tensor]:
-    """What novelty compares of whole images."""
+    """Return the pooled feature vectors of the images, for out-of-distribution scores."""
     vectors = pool_images(output.features, host.strides, [box.area for box in boxes])
     return {
         "vector": vectors.float().cpu(),
@@ -359,7 +410,7 @@ def _assigned_cells(
     settings: CollectSettings,
     layout: Keypoints,
 ) -> _Cells:
-    """Label-assigned cells in input pixels, with a largest number per object. Crowds are no targets."""
+    """Return label-assigned cells in input pixels, limited per object; crowds are not assigned."""
     views = [replace(view, objects=view.objects.select(~view.objects.crowd)) for view in views]
     targets = [to_targets(view.objects, box) for view, box in zip(views, boxes, strict=True)]
     found = host.assign(output, targets, layout.sigmas)
@@ -370,7 +421,7 @@ def _assigned_cells(
     keep = _best_of_each(row.numpy(), confidence.numpy(), settings.cells_per_object)
     if len(keep) < len(row):
         image, cell, object, confidence, row = (values[keep] for values in (image, cell, object, confidence, row))
-    # Where the model is: of all cells these are few.
+    # Index on the model's device: only a small part of the cells is copied.
     located = output.keypoints[image.to(host.device), cell.to(host.device)].float().cpu()
     wanted, labelled = (
         torch.cat([getattr(target, name) for target in targets])[row] for name in ("keypoints", "labelled")
@@ -389,7 +440,13 @@ def _assigned_cells(
 
 
 def _best_of_each(object: Array, confidence: Array, cap: int) -> Tensor:
-    """Indices of each object's ``cap`` most confident cells, in their given order; object and confidence (N,)."""
+    """Return the indices of the most confident cells of each object, in the given order.
+
+    Args:
+        object: Object of each cell (N,).
+        confidence: Score of each cell (N,).
+        cap: Largest number of cells per object.
+    """
     counts = np.bincount(object)
     if not len(counts) or counts.max() <= cap:
         return torch.arange(len(object))
@@ -399,7 +456,7 @@ def _best_of_each(object: Array, confidence: Array, cap: int) -> Tensor:
 
 
 def to_targets(objects: Objects, box: Letterbox) -> Targets:
-    """Objects in original pixels as targets in input pixels."""
+    """Convert objects from original pixels to targets in input pixels."""
     corners = objects.boxes.reshape(-1, 2, 2)
     return Targets(
         boxes=torch.from_numpy(box.to_input(corners).reshape(-1, 4)).float(),
@@ -412,7 +469,16 @@ def to_targets(objects: Objects, box: Letterbox) -> Targets:
 def _detected_cells(
     host: Host, number: int, selection: Selection, view: ImageTask, box: Letterbox, size: tuple[int, int]
 ) -> _Cells:
-    """Retained detections of one image, in original pixels as the framework reports them."""
+    """Return retained detections of one image in original pixels, as the framework reports them.
+
+    Args:
+        host: Host of the model.
+        number: Index of the image in the batch.
+        selection: Detections in input pixels.
+        view: The image.
+        box: Letterbox of the image.
+        size: Height and width of the input.
+    """
     original = host.to_original(selection, box, size)
     count = len(original.scores)
     columns = {
@@ -429,12 +495,19 @@ def _detected_cells(
 
 
 def _with_context_features(host: Host, output: HostOutput, cells: _Cells) -> _Cells:
+    """Add the columns of the context features."""
     found = host.context_features(output, cells.image.to(host.device), cells.cell.to(host.device)).columns()
     return replace(cells, columns=cells.columns | {name: value.cpu() for name, value in found.items()})
 
 
 def _with_windows(output: HostOutput, found: Sequence[_Cells], reaches: Sequence[int]) -> list[_Rows]:
-    """Split rows by level and cut the windows of all of them together, as far as each level's heads reach."""
+    """Split rows by level and add their feature windows.
+
+    Args:
+        output: Output of the host.
+        found: Cells to store.
+        reaches: Reach of the windows of each level, in cells.
+    """
     firsts = np.cumsum([0, *(maps.shape[2] * maps.shape[3] for maps in output.features)])
     split = [cells.by_level(firsts) for cells in found]
     rows: list[_Rows] = []
@@ -452,6 +525,7 @@ def _with_windows(output: HostOutput, found: Sequence[_Cells], reaches: Sequence
 
 
 def _concatenated(rows: list[_Rows], levels: int) -> dict[str, Tensor]:
+    """Concatenate rows into the tensors of a shard by name."""
     tensors: dict[str, Tensor] = {}
     for kind in ("assigned", "detected", "image"):
         for level in range(levels):
@@ -463,7 +537,7 @@ def _concatenated(rows: list[_Rows], levels: int) -> dict[str, Tensor]:
 
 
 def _truth_table(views: list[ImageTask], imgsz: int) -> dict[str, Tensor]:
-    """Annotated objects in original pixels, once per image."""
+    """Return the table of annotated objects in original pixels, once per image."""
     once = [view for view in views if view.imgsz == imgsz]
     objects = [view.objects for view in once]
     ids = [np.full(len(o), view.record.image_id) for o, view in zip(objects, once, strict=True)]
@@ -485,14 +559,14 @@ def _truth_table(views: list[ImageTask], imgsz: int) -> dict[str, Tensor]:
 
 
 def _truncated(view: ImageTask) -> Array:
-    """Objects (M,) whose boxes touch the border of the image."""
+    """Return which objects (M,) have boxes that touch the border of the image."""
     boxes, size = view.objects.boxes, np.array([view.shape[1], view.shape[0]], dtype=float)
     return np.asarray((boxes[:, :2] <= _BORDER).any(1) | (boxes[:, 2:] >= size - _BORDER).any(1))
 
 
 def _write_shard(path: Place, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """A shard is whole or absent."""
+    """Write a shard atomically."""
     try:
         write_tensors(path, tensors, metadata)
     except HaloposeError as error:
-        raise HaloposeError(f"{error}: free some space and run it again, it resumes") from None
+        raise HaloposeError(f"{error}: free disk space and run the command again to resume") from None

@@ -68,13 +68,14 @@ class MatchedRows:
     Attributes:
         matched: M true positives.
         inputs: Inputs (M, K, F).
-        alone: Indices of those that do not match in the other way; all of matches by OKS.
+        alone: Indices of the true positives that do not match by the other criterion.
+        both: Whether each true positive matches by both criteria (M,).
     """
 
     def __init__(self, parts: list[tuple[MatchedPoses, Array, Array]]) -> None:
         if not parts:
             raise HaloposeError("no detection of the calibration images matches an object: give more images")
-        # Parts of a store hold different images in rising order, so that joining them keeps the order of rows.
+        # Parts of a cache hold different images in ascending order, so concatenation keeps the order of rows.
         self.matched = MatchedPoses.concatenate([matched for matched, _, _ in parts])
         ids = np.concatenate([matched.image_ids for matched, _, _ in parts])
         objects = np.concatenate([matched.objects for matched, _, _ in parts])
@@ -87,7 +88,12 @@ class MatchedRows:
 def matched_sample(
     heads: ProbabilisticHeads, store: MatchStore, images: Array, protocol: Protocol
 ) -> tuple[ConditionalSample, MatchedRows, MatchedRows]:
-    """Detections that match by OKS, then those that match by box alone; and the true positives of both kinds."""
+    """Collect the sample of the scale fit.
+
+    Returns:
+        Detections that match by OKS followed by those that match only by box; true positives by OKS; true positives
+        by box.
+    """
     by_oks: list[tuple[MatchedPoses, Array, Array]] = []
     by_box: list[tuple[MatchedPoses, Array, Array]] = []
     before = 0
@@ -111,7 +117,7 @@ def matched_sample(
 
 
 def _among(own: Array, other: Array) -> Array:
-    """Which pairs (M,) of a detection and an object (M, 2) are among others (N, 2)."""
+    """Return which pairs of a detection and an object (M, 2) are among other pairs (N, 2)."""
     known = set(map(tuple, other.tolist()))
     return np.array([tuple(pair) in known for pair in own.tolist()], dtype=bool)
 
@@ -132,7 +138,7 @@ def _sample(rows: MatchedRows, by_box: Array, by_oks: bool, protocol: Protocol) 
 
 @torch.inference_mode()
 def _detections(heads: ProbabilisticHeads, store: MatchStore, images: Array) -> tuple[PoseDistributions, Array] | None:
-    """Detections of the images with uncalibrated covariances, and the inputs (N, K, F) of the scale."""
+    """Return detections with uncalibrated covariances, and the inputs (N, K, F) of the scale."""
     poses, inputs, wanted = [], [], np.sort(images)
     for cells in (part.of_images(wanted) for part in store.cells("detected")):
         if len(cells):

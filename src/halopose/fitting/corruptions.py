@@ -1,8 +1,8 @@
-"""Generic corruptions of photographs, and data sets of corrupted copies.
+"""Generic image corruptions, and data sets of corrupted copies.
 
-In: an image, a kind and a severity from 1 to 5. Out: the image changed, every object where it was. The five kinds
-in ``FITTED`` are what novelty is fitted on; those in ``HELD_OUT`` are kept for testing, and no weather is among
-either.
+A corruption has a kind and a severity from 1 to 5. It changes pixel values, but not the positions of objects. The
+out-of-distribution model is fitted on the kinds in ``FITTED``. The kinds in ``HELD_OUT`` are for testing. Neither
+contains weather effects.
 """
 
 from __future__ import annotations
@@ -24,15 +24,24 @@ COPY = 10**15  # image ids of copies: above every id that a file's name can give
 
 
 def corrupt(image: Array, kind: str, severity: int, seed: int = 0) -> Array:
-    """A corrupted copy of an image (h, w, 3) uint8; the same arguments always give the same pixels.
+    """Return a corrupted copy of an image; the same arguments always give the same pixels.
 
-    >>> grey = np.full((4, 4, 3), 100, dtype=np.uint8)
-    >>> int(corrupt(grey, "gamma", 5).mean()) == 100
-    False
+    Args:
+        image: Image (h, w, 3), uint8.
+        kind: Kind of corruption.
+        severity: Severity from 1 to 5.
+        seed: Seed of the random parts.
+
+    Example:
+        >>> grey = np.full((4, 4, 3), 100, dtype=np.uint8)
+        >>> int(corrupt(grey, "gamma", 5).mean()) == 100
+        False
     """
     if kind not in _KINDS or severity not in SEVERITIES:
         known = ", ".join(_KINDS)
-        raise HaloposeError(f"unknown corruption {kind!r} of severity {severity}: {known}; 1 to {len(SEVERITIES)}")
+        raise HaloposeError(
+            f"unknown corruption {kind!r} of severity {severity}: choose from {known}, severity 1 to {len(SEVERITIES)}"
+        )
     generator = np.random.default_rng([seed, list(_KINDS).index(kind), severity])
     return _KINDS[kind](image, severity - 1, generator)
 
@@ -86,7 +95,7 @@ def _compression(image: Array, level: int, generator: np.random.Generator) -> Ar
 
 
 def _occlusion(image: Array, level: int, generator: np.random.Generator) -> Array:
-    """Grey blocks over a share of the image."""
+    """Cover a share of the image with grey blocks."""
     share, result = (0.05, 0.1, 0.18, 0.28, 0.4)[level], image.copy()
     height, width = image.shape[:2]
     side = max(int(np.sqrt(height * width) / 12), 1)
@@ -97,7 +106,7 @@ def _occlusion(image: Array, level: int, generator: np.random.Generator) -> Arra
 
 
 def _colour(image: Array, level: int, generator: np.random.Generator) -> Array:
-    """A cast: one channel stronger and one weaker."""
+    """Add a colour cast: one channel is amplified and one is attenuated."""
     gain = (1.15, 1.3, 1.5, 1.8, 2.2)[level]
     gains = np.ones(3, np.float32)
     strong, weak = generator.permutation(3)[:2]
@@ -106,7 +115,7 @@ def _colour(image: Array, level: int, generator: np.random.Generator) -> Array:
 
 
 def _scale(image: Array) -> float:
-    """Widths of blur are meant for images of 640 pixels."""
+    """Return the factor for lengths in pixels, which are defined for images of 640 pixels."""
     return max(image.shape[:2]) / 640
 
 
@@ -125,7 +134,12 @@ _KINDS: dict[str, Callable[[Array, int, np.random.Generator], Array]] = {
 
 @dataclass(frozen=True)
 class CorruptedRecord(Record):
-    """A copy of a record that is read corrupted."""
+    """A record whose image is corrupted when it is read.
+
+    Attributes:
+        kind: Kind of corruption.
+        severity: Severity from 1 to 5.
+    """
 
     kind: str = ""
     severity: int = 1
@@ -138,13 +152,13 @@ class CorruptedRecord(Record):
 
 
 def corrupted(dataset: Dataset, kind: str, severity: int) -> Dataset:
-    """The data set with every image corrupted; ids stay."""
+    """Return the data set with every image corrupted and the same image ids."""
     records = tuple(CorruptedRecord(**vars(record), kind=kind, severity=severity) for record in dataset.records)
     return replace(dataset, records=records)
 
 
 def with_copies(dataset: Dataset, kinds: Sequence[str] = FITTED) -> Dataset:
-    """The images and, after each, a copy by every kind; severities go round, so that each is as frequent."""
+    """Return the data set with a copy by every kind after each image; all severities are equally frequent."""
     records: list[Record] = []
     for number, record in enumerate(dataset.records):
         records.append(record)

@@ -1,7 +1,7 @@
-"""Training the heads on a match store with the importance-weighted Gaussian NLL (paper, section 3.1).
+"""Training of the heads on a feature cache with the importance-weighted Gaussian NLL (paper, section 3.1).
 
-In: a store and heads. Out: the heads with the lowest loss on held-out training images. Every epoch ends in a
-checkpoint, from which an interrupted training goes on to exactly the same result.
+The heads of the epoch with the lowest loss on held-out training images are kept. Every epoch writes a checkpoint.
+An interrupted training that resumes from it gives exactly the same result.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from halopose.uncertainty.heads import ProbabilisticHeads
 
 log = logging.getLogger(__name__)
 
-PIECE = 256  # rows of a batch that a core takes at once, at most
+PIECE = 256  # largest number of rows of a batch that a core processes at a time
 
 
 @dataclass(frozen=True)
 class TrainingHistory:
-    """Losses of a training.
+    """Losses of a training run.
 
     Attributes:
         train_loss: Mean loss of each epoch on training images.
@@ -56,7 +56,14 @@ class TrainingHistory:
 
 
 def importance_weights(confidence: Tensor, area: Tensor, alpha: float, scale_weight: bool) -> Tensor:
-    """w (N,) = c^alpha / s^2 (eq. 10), up to a factor."""
+    """Return weights w (N,) = c^alpha / s^2 (eq. 10), up to a factor.
+
+    Args:
+        confidence: Scores c of the cells (N,).
+        area: Object areas s^2 (N,).
+        alpha: Exponent of the confidence.
+        scale_weight: Divide by the area.
+    """
     weight = confidence.clamp_min(1e-6) ** alpha
     return weight / area.clamp_min(1.0) if scale_weight else weight
 
@@ -64,9 +71,14 @@ def importance_weights(confidence: Tensor, area: Tensor, alpha: float, scale_wei
 def weighted_nll(
     factors: Tensor, residual: Tensor, labelled: Tensor, weight: Tensor, dof: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the weighted NLL over labelled keypoints, and the sum of the weights (eq. 10).
+    """Return the sum of the weighted NLL over labelled keypoints, and the sum of the weights (eq. 10).
 
-    factors (N, K, 2, 2), residual (N, K, 2), labelled (N, K), weight (N,). dof: as of ``TrainSettings``.
+    Args:
+        factors: Cholesky factors (N, K, 2, 2).
+        residual: Residuals (N, K, 2).
+        labelled: Whether each keypoint is labelled (N, K).
+        weight: Importance weights (N,).
+        dof: Degrees of freedom of a Student-t; None: Gaussian.
     """
     distribution = Gaussian(factors) if dof is None else StudentT(factors, factors.new_full((factors.shape[1],), dof))
     nll = -distribution.log_prob(residual)
@@ -86,10 +98,24 @@ def train(
     group: ProcessGroup | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainingHistory:
-    """Train in place on one or several stores, or only the given images of them; keeps the best epoch.
+    """Train heads in place and keep the weights of the best epoch.
 
-    Several ranks share the shards out, take the same batches as one process would, each its own rows of them, and
-    sum loss, weights and gradients over all: the same heads but for the order of float sums.
+    Several ranks use the same batches as a single process. Each processes the rows of its shards, and losses, weights
+    and gradients are summed over the ranks. The result differs only by the order of floating-point sums.
+
+    Args:
+        heads: Heads to train.
+        stores: One or several feature caches.
+        settings: Settings of the training.
+        images: Image ids to train on; default: all.
+        device: Torch device.
+        checkpoint: File to write after every epoch and to resume from.
+        progress: Called with the finished epochs, all epochs and a message.
+        group: Ranks of a distributed training.
+        callbacks: Called after every epoch, on rank 0.
+
+    Raises:
+        HaloposeError: There are no assigned cells, the training diverges, or the checkpoint is damaged.
     """
     settings, group = settings or TrainSettings(), group or ProcessGroup()
     stores = [stores] if isinstance(stores, MatchStore) else list(stores)
@@ -98,7 +124,9 @@ def train(
     shards = [chosen for store in stores for shard in store.shards("assigned") if (chosen := _only(shard, wanted))]
     rows = sum(len(cells) for shard in shards for cells in shard)
     if not rows:
-        raise HaloposeError("the store has no assigned cells: the training images have no labelled objects")
+        raise HaloposeError(
+            "the feature cache has no assigned cells: check that the training images have labelled objects"
+        )
     held_out = _held_out_images(shards, settings.holdout)
     run = _TrainingRun.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None, group)
     while not run.finished:
@@ -130,7 +158,12 @@ def train(
 
 
 def _only(shard: list[CachedCells], images: Array | None) -> list[CachedCells]:
-    """A shard's rows of the given images, sorted; memory-mapped still where nothing is left out."""
+    """Select a shard's rows of some images; levels whose rows are all selected stay memory-mapped.
+
+    Args:
+        shard: Cells by level.
+        images: Sorted image ids; None: all rows.
+    """
     if images is None:
         return shard
     wanted = torch.from_numpy(images)
@@ -143,34 +176,47 @@ def _only(shard: list[CachedCells], images: Array | None) -> list[CachedCells]:
 
 
 def _held_out_images(shards: list[list[CachedCells]], share: float) -> Tensor:
+    """Choose the held-out images by a hash of their ids."""
     images = np.unique(np.concatenate([cells.columns["image_id"].numpy() for shard in shards for cells in shard]))
     if len(images) < 2:
-        raise HaloposeError("one training image is too few: some are held out to know when to stop")
+        raise HaloposeError(
+            "one training image is too few: give at least two, because early stopping needs a held-out image"
+        )
     order = hashed_order(images)
     return torch.from_numpy(np.sort(order[: min(max(1, round(share * len(order))), len(order) - 1)]))
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows (N,) of levels (N,) among cells by level; they are taken when they are needed."""
+    """References to the rows of a batch, which are copied on use.
+
+    Attributes:
+        cells: Cells by level.
+        level: Level of each row (N,).
+        row: Index of each row in the cells of its level (N,).
+    """
 
     cells: Mapping[int, CachedCells]
     level: Array
     row: Array
 
     def pieces(self, most: int) -> list[_Batch]:
-        """The same in equal pieces of at most so many rows; at least two, so that a small batch has two cores."""
+        """Split into equal pieces; at least two, so that small batches use two cores.
+
+        Args:
+            most: Largest number of rows per piece.
+        """
         count = max(2, math.ceil(len(self.row) / most))
         parts = zip(np.array_split(self.level, count), np.array_split(self.row, count), strict=True)
         return [_Batch(self.cells, level, row) for level, row in parts]
 
     def taken(self) -> Iterator[CachedCells]:
-        """The rows themselves, level by level."""
+        """Yield copies of the rows, level by level."""
         for level in np.unique(self.level).tolist():
             yield _take(self.cells[level], self.row[self.level == level])
 
     def loss(self, heads: ProbabilisticHeads, settings: TrainSettings, device: Any) -> tuple[Tensor, Tensor]:
-        """Sum of the weighted NLL, and of the weights."""
+        """Return the sum of the weighted NLL and the sum of the weights."""
         total, mass = torch.zeros((), device=device), torch.zeros((), device=device)
         for cells in self.taken():
             columns = {name: value.to(device) for name, value in cells.columns.items()}
@@ -184,9 +230,9 @@ class _Batch:
 def _batches(
     shards: list[list[CachedCells]], held_out: Tensor, settings: TrainSettings, epoch: int, group: ProcessGroup
 ) -> Iterator[_Batch]:
-    """Shuffled batches of the training images' rows; the order depends on seed and epoch alone.
+    """Yield shuffled batches of training rows; their order depends only on seed and epoch.
 
-    Of each batch only the rows of this rank's shards are given.
+    Each batch contains only the rows of this rank's shards.
     """
     generator = np.random.default_rng([settings.seed, epoch])
     sizes = [sum(cells.nbytes for cells in shard) for shard in shards]
@@ -206,7 +252,14 @@ def _batches(
 def _pool_batches(
     pieces: list[tuple[CachedCells, bool]], held_out: Tensor, size: int, generator: np.random.Generator
 ) -> Iterator[_Batch]:
-    """pieces: rows, and whether they are ours; all of them are shuffled, ours are given."""
+    """Shuffle the rows of all ranks and yield batches of the rows of this rank.
+
+    Args:
+        pieces: Rows, and whether they belong to this rank.
+        held_out: Sorted ids of held-out images, which are skipped.
+        size: Rows per batch over all ranks.
+        generator: Random generator.
+    """
     levels = _by_level([cells for cells, ours in pieces if ours])
     table = _row_table(pieces, held_out)
     order = generator.permutation(table.shape[1])
@@ -217,7 +270,10 @@ def _pool_batches(
 
 
 def _row_table(pieces: list[tuple[CachedCells, bool]], held_out: Tensor) -> Array:
-    """Level of each training row and its place (2, N) among ours of that level, -1 for another rank's."""
+    """Return level and index (2, N) of the training rows.
+
+    The index counts this rank's rows of the level. It is -1 for rows of other ranks.
+    """
     columns: dict[int, list[Array]] = {}
     filled: dict[int, int] = {}
     for cells, ours in pieces:
@@ -231,7 +287,7 @@ def _row_table(pieces: list[tuple[CachedCells, bool]], held_out: Tensor) -> Arra
 
 
 def _by_level(pieces: list[CachedCells]) -> dict[int, CachedCells]:
-    """Rows of several shards as one piece per level."""
+    """Concatenate the rows of several shards by level."""
     found: dict[int, list[CachedCells]] = {}
     for cells in pieces:
         found.setdefault(cells.level, []).append(cells)
@@ -247,6 +303,7 @@ def _by_level(pieces: list[CachedCells]) -> dict[int, CachedCells]:
 
 
 def _take(cells: CachedCells, index: Any) -> CachedCells:
+    """Copy rows in ascending order."""
     rows = torch.from_numpy(np.sort(index))
     return CachedCells(
         cells.level,
@@ -264,6 +321,8 @@ def _holdout_loss(
     device: Any,
     group: ProcessGroup,
 ) -> float:
+    """Return the loss on held-out images, over all ranks."""
+
     @torch.no_grad()
     def sums(shard: list[CachedCells]) -> tuple[float, float]:
         total = mass = 0.0
@@ -284,7 +343,7 @@ def _holdout_loss(
 
 
 class _TrainingRun:
-    """Optimiser, schedule, best weights and their checkpoint."""
+    """State of a training run: optimiser, learning-rate schedule, best weights and checkpoint."""
 
     def __init__(
         self, heads: ProbabilisticHeads, settings: TrainSettings, rows: int, path: Path | None, group: ProcessGroup
@@ -312,7 +371,7 @@ class _TrainingRun:
         path: Path | None,
         group: ProcessGroup,
     ) -> _TrainingRun:
-        """A new run, or the one that the checkpoint continues, of however many ranks that was."""
+        """Start a run, or resume from the checkpoint; the number of ranks may have changed."""
         run = cls(heads, settings, rows, path, group)
         collected = [store.digest() for store in stores]
         chosen = None if images is None else np.sort(images).tolist()
@@ -324,11 +383,13 @@ class _TrainingRun:
 
     @property
     def finished(self) -> bool:
+        """Whether the last epoch or early stopping has been reached."""
         if self.epoch >= self.settings.epochs:
             return True
         return self.epoch > 0 and self.epoch - 1 - int(np.argmin(self.holdout_loss)) >= self.settings.patience
 
     def step(self, batch: _Batch) -> float:
+        """Take one optimiser step and return the loss of the batch."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * self._schedule(self.steps)
         loss = self._backward(batch)
@@ -338,10 +399,10 @@ class _TrainingRun:
         return float(loss)
 
     def _backward(self, batch: _Batch) -> Tensor:
-        """Self-normalised loss (eq. 10) and gradients of the batch of all ranks, piece by piece on a CPU.
+        """Compute the self-normalised loss (eq. 10) and the gradients of a batch over all ranks.
 
-        Windows are small: a core that has pieces of its own is used better than one that helps with every step.
-        The weights are constants, so that sums can be divided last.
+        On a CPU each core processes separate pieces of the batch, because windows are too small for parallel
+        operators. The importance weights are constants, so the sums are divided at the end.
         """
         pieces = batch.pieces(PIECE) if self.parameters[0].device.type == "cpu" else [batch]
         parts = run_parallel([partial(self._gradients, piece) for piece in pieces])
@@ -350,15 +411,15 @@ class _TrainingRun:
         *gradients, used, total, mass = sums.split([*sizes, len(sizes), 1, 1])
         mass = mass.clamp_min(1e-12)
         for parameter, gradient, users in zip(self.parameters, gradients, used.tolist(), strict=True):
-            # What was not used has no gradient, rather than a zero.
+            # Unused parameters get no gradient instead of zero, so that the optimiser skips them.
             parameter.grad = (gradient / mass).view_as(parameter) if users else None
         return (total / mass)[0]
 
     def _gradients(self, piece: _Batch) -> Tensor:
-        """Gradients of the sum of losses by all parameters, which of them were used, that sum and the weights'."""
+        """Return one vector: gradients of all parameters, which parameters were used, sum of losses, of weights."""
         total, mass = piece.loss(self.heads, self.settings, self.parameters[0].device)
         found: Sequence[Tensor | None] = [None] * len(self.parameters)
-        if total.requires_grad:  # there are rows, and they are ours
+        if total.requires_grad:  # false if the piece has no rows of this rank
             found = torch.autograd.grad(total, self.parameters, allow_unused=True)
         used = total.new_tensor([float(gradient is not None) for gradient in found])
         known = [
@@ -368,18 +429,19 @@ class _TrainingRun:
         return torch.cat([*(each.flatten() for each in known), used, total.detach()[None], mass[None]])
 
     def _schedule(self, step: int) -> float:
-        """Linear warm-up, then half a cosine."""
+        """Return the factor of the learning rate: linear warm-up, then half a cosine."""
         warmup = max(1, round(self.settings.warmup * self.total_steps))
         if step < warmup:
             return (step + 1) / warmup
         return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, self.total_steps - warmup))))
 
     def end_epoch(self, train_loss: float, holdout_loss: float) -> None:
+        """Record the losses, keep the best weights and write the checkpoint."""
         if not math.isfinite(train_loss) or not math.isfinite(holdout_loss):
-            raise HaloposeError("training diverged (loss is not finite): look for labels far outside of their images")
+            raise HaloposeError("training diverged (loss is not finite): check for labels far outside their images")
         self.train_loss.append(train_loss)
         self.holdout_loss.append(holdout_loss)
-        if self.holdout_loss.index(min(self.holdout_loss)) == self.epoch:  # the first of equals
+        if self.holdout_loss.index(min(self.holdout_loss)) == self.epoch:  # the first of equal losses
             self.best = {name: value.detach().clone() for name, value in self.heads.state_dict().items()}
         self.epoch += 1
         if self.path is not None and self.group.first:
@@ -401,7 +463,7 @@ class _TrainingRun:
         try:
             write_tensors(path, tensors, content)
         except HaloposeError as error:
-            raise HaloposeError(f"{error}: free some space, a rerun resumes") from None
+            raise HaloposeError(f"{error}: free disk space and run the command again to resume") from None
 
     def _resume(self, path: Path) -> None:
         try:
@@ -409,9 +471,9 @@ class _TrainingRun:
             check_seal(path)
             tensors = load_file(path)
         except (HaloposeError, SafetensorError):
-            raise HaloposeError(f"{path} is damaged: remove it, training starts again") from None
+            raise HaloposeError(f"{path} is damaged: remove it to start the training again") from None
         if not isinstance(content, dict) or content.get("key") != self.key:
-            log.info("%s is of other data or settings: training starts anew", path)
+            log.info("%s was written with other data or settings: training starts from the beginning", path)
             return
         self.heads.load_state_dict({n[6:]: v for n, v in tensors.items() if n.startswith("heads.")})
         device = self.parameters[0].device

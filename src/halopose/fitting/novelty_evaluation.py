@@ -1,6 +1,5 @@
-"""Does novelty flag as much as it says: false alarms on images that it has not seen, and what flagging is worth.
-
-In: an artifact and a store of annotated images. Out: ``NoveltyScores``, or None where there is nothing to count.
+"""Evaluation of the out-of-distribution model: false-alarm rates on held-out images, and coverage with and without
+flagged detections.
 """
 
 from __future__ import annotations
@@ -17,16 +16,23 @@ from halopose.fitting.novelty_fitting import rows_of
 from halopose.types import Array
 from halopose.uncertainty.novelty import Novelty
 
-CONFIDENCE = 0.25  # from which on ``halopose predict`` shows a detection
+CONFIDENCE = 0.25  # default score threshold of ``halopose predict``
 INSIDE = -2 * np.log(0.05)  # squared Mahalanobis distance of the 95 % ellipse
 
 
 def score_novelty(
     artifact: Artifact, store: MatchStore, images: Array | None = None, conf: float = CONFIDENCE
 ) -> NoveltyScores | None:
-    """Shares flagged of detections and of images, and what ellipses hold; None without novelty or images.
+    """Measure shares of flagged detections and images, and the coverage of ellipses.
 
-    Images that novelty was fitted or calibrated on are left out: the others are ranked among them.
+    Args:
+        artifact: Artifact; without an out-of-distribution model the result is None.
+        store: Feature cache of annotated images.
+        images: Image ids; default: all. Images that the model was fitted or calibrated on are left out.
+        conf: Lowest score of the detections.
+
+    Returns:
+        The scores, or None if no image is left.
     """
     if artifact.novelty is None:
         return None
@@ -53,7 +59,7 @@ def score_novelty(
 def _detections(
     artifact: Artifact, novelty: Novelty, store: MatchStore, images: Array, conf: float
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """p-values (n,), images (n,) and squared distances (n, K) of detections, a part of the store at a time."""
+    """Yield p-values (n,), image ids (n,) and squared distances (n, K) of detections, part by part."""
     for part in store.parts(SHARDS_AT_ONCE):
         try:
             rows = rows_of(artifact, part, conf, images)
@@ -63,6 +69,10 @@ def _detections(
 
 
 def held_share(square: Array) -> float:
-    """Share of keypoints with known squared distances (N, K), NaN elsewhere, in their 95 % ellipse."""
+    """Return the share of labelled keypoints inside their 95 % ellipse.
+
+    Args:
+        square: Squared Mahalanobis distances (N, K); NaN without a label.
+    """
     known = square[np.isfinite(square)]
     return float((known <= INSIDE).mean()) if len(known) else float("nan")

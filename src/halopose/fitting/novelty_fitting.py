@@ -1,8 +1,8 @@
-"""Fitting novelty: from match stores of clean images and generically corrupted copies to a ``Novelty``.
+"""Fitting of the out-of-distribution (OOD) model from clean images and corrupted copies.
 
-In: an artifact, a store of training images with copies (``corruptions.with_copies``), and a store of calibration
-images. Out: the artifact with novelty. Whitening is closed form, the logistic functions are convex: nothing is
-random.
+The inputs are an artifact, a feature cache of training images with corrupted copies (``corruptions.with_copies``),
+and a feature cache of calibration images. The result is the artifact with a ``Novelty``. The fit is deterministic:
+whitening has a closed form, and the logistic regressions are convex.
 """
 
 from __future__ import annotations
@@ -40,15 +40,22 @@ OUTSIDE = -2 * np.log(0.01)  # squared Mahalanobis distance of the 99 % ellipse
 
 
 class TooFewError(HaloposeError):
-    """What is usual cannot be learnt from so little."""
+    """Too few detections to fit the out-of-distribution model."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Stored detections: evidence and poses of N, with the artifact's Gaussian, and square (N, K), the squared
-    Mahalanobis distances of their labelled keypoints, NaN elsewhere and without an object.
+    """Stored detections with the inputs and the targets of the OOD model.
 
-    Detections of crowds and of objects without keypoints are left out. vectors (I, D) are of the images ids (I,).
+    Detections of crowds and of objects without keypoints are left out.
+
+    Attributes:
+        evidence: Inputs of the OOD model for N detections.
+        poses: Detections with the artifact's Gaussian.
+        square: Squared Mahalanobis distances (N, K) of labelled keypoints; NaN for others and without an object.
+        residual: Residuals (N, K, 2) in original pixels; NaN likewise.
+        ids: Image ids (I,).
+        vectors: Pooled feature vectors of the images (I, D).
     """
 
     evidence: Evidence
@@ -59,12 +66,12 @@ class Rows:
     vectors: Tensor
 
     def of_images(self, wanted: Callable[[Array], Array]) -> Rows:
-        """The rows of the images for whose ids the function is true."""
+        """Return the rows of the images for whose ids a function is true."""
         rows, images = np.flatnonzero(wanted(self.image)), np.flatnonzero(wanted(self.ids))
         return replace(self.select(rows), ids=self.ids[images], vectors=self.vectors[torch.from_numpy(images)])
 
     def select(self, rows: Array) -> Rows:
-        """Some of the detections; the images stay."""
+        """Return some of the detections, with all images."""
         return replace(
             self,
             evidence=self.evidence[torch.from_numpy(rows)],
@@ -75,31 +82,31 @@ class Rows:
 
     @property
     def image(self) -> Array:
-        """The image (N,) of each detection."""
+        """Image id of each detection (N,)."""
         return np.asarray(self.poses.image_ids)
 
     @property
     def clean(self) -> Array:
-        """Which detections (N,) are of images that nothing was done to."""
+        """Whether each detection is from an image without corruption (N,)."""
         return np.asarray(self.image < COPY)
 
     @property
     def labelled(self) -> Array:
-        """Keypoints (N, K) whose truth is known."""
+        """Whether each keypoint has a label (N, K)."""
         return np.isfinite(self.square)
 
     @property
     def wrong(self) -> Array:
-        """Share of labelled keypoints outside their 99 % ellipse (N,), 1 where there is no object."""
+        """Share of labelled keypoints outside their 99 % ellipse (N,); 1 without an object."""
         known = self.labelled.sum(1)
         outside = (np.nan_to_num(self.square) > OUTSIDE).sum(1)
         return np.asarray(np.where(known > 0, outside / np.maximum(known, 1), 1.0))
 
     @property
     def excess(self) -> Array:
-        """Mean squared distance over 2 (N,), which a true covariance makes 1; NaN without an object."""
+        """Mean squared Mahalanobis distance over 2 (N,); expected 1 under calibration, NaN without an object."""
         known = self.labelled.sum(1)
-        total = np.minimum(np.nan_to_num(self.square) / 2, 50.0).sum(1)  # one lost limb is not worth a thousand others
+        total = np.minimum(np.nan_to_num(self.square) / 2, 50.0).sum(1)  # limits the influence of outliers
         return np.asarray(np.where(known > 0, total / np.maximum(known, 1), np.nan))
 
 
@@ -112,9 +119,16 @@ def collect_copies(
     progress: Progress | None = None,
     context_features: bool = False,
 ) -> MatchStore:
-    """The store of some training images, chosen by a hash of their ids, and their corrupted copies.
+    """Collect a feature cache of some training images, chosen by a hash of their ids, and of their corrupted copies.
 
-    signals: for heads with context features.
+    Args:
+        host: Host of the frozen model.
+        dataset: Training images.
+        folder: Folder of the feature cache.
+        imgsz: Input size.
+        settings: Settings of the out-of-distribution model.
+        progress: Called with the progress.
+        context_features: Store context features, for heads that use them.
     """
     settings = settings or NoveltySettings()
     some = dataset.subset(hashed_order(dataset.image_ids)[: settings.images])
@@ -130,7 +144,17 @@ def collect_copies(
 
 @torch.inference_mode()
 def rows_of(artifact: Artifact, store: MatchStore, conf: float, images: Array | None = None) -> Rows:
-    """What novelty sees of a store's detections of at least a confidence, and how wrong they are."""
+    """Compute the inputs and targets of the OOD model for the detections of a feature cache.
+
+    Args:
+        artifact: Artifact with heads and calibration.
+        store: Feature cache with retained detections.
+        conf: Lowest score of the detections.
+        images: Image ids; default: all.
+
+    Raises:
+        NoDetectionError: The images have no detection.
+    """
     ids, vectors = store.image_vectors()
     order = np.argsort(ids)
     ids, vectors = ids[order], vectors[order]
@@ -147,7 +171,7 @@ def rows_of(artifact: Artifact, store: MatchStore, conf: float, images: Array | 
             covariance = artifact.calibrations.gaussian(factors).covariance.numpy()
             parts.append((stored_poses(cells, covariance), _evidence(cells, image, width)))
     if not parts:
-        raise NoDetectionError("no detection in these images: check that the base detects anything there")
+        raise NoDetectionError("no detection in these images: check that the base model detects objects there")
     poses = PoseDistributions.concatenate([found for found, _ in parts])
     evidence = Evidence.concatenate([one for _, one in parts])
     residual, ignored = residuals(poses, store.ground_truth(images))
@@ -161,12 +185,18 @@ def rows_of(artifact: Artifact, store: MatchStore, conf: float, images: Array | 
 
 
 def _factors(heads: ProbabilisticHeads, cells: CachedCells) -> Tensor:
-    """Uncalibrated factors (N, K, 2, 2) in original pixels."""
+    """Return uncalibrated Cholesky factors (N, K, 2, 2) in original pixels."""
     return cells.factors(heads).cpu().double() / cells.columns["gain"].double()[:, None, :, None]
 
 
 def _evidence(cells: CachedCells, image: Tensor, width: int) -> Evidence:
-    """Evidence of stored detections with the vectors (N, D) of their images; windows are filled up to a width."""
+    """Return the OOD inputs of stored detections.
+
+    Args:
+        cells: Stored detections.
+        image: Feature vectors (N, D) of their images.
+        width: Width to which pooled windows are padded with zeros.
+    """
     window = torch.zeros(len(cells), width)
     pooled = pool_windows(cells.windows.float(), cells.inside.float())
     window[:, : pooled.shape[1]] = pooled
@@ -179,8 +209,12 @@ def _evidence(cells: CachedCells, image: Tensor, width: int) -> Evidence:
 
 
 def residuals(poses: PoseDistributions, truth: GroundTruth) -> tuple[Array, Array]:
-    """Truth less prediction (N, K, 2), NaN where it is not labelled or there is no object, and which detections
-    (N,) are of something that is not to be found."""
+    """Match detections with objects and compute residuals.
+
+    Returns:
+        Truth minus prediction (N, K, 2), NaN without a label or an object; and which detections (N,) match an ignored
+        object.
+    """
     residual, ignored = np.full(poses.keypoints.shape, np.nan), np.zeros(len(poses), dtype=bool)
     if not len(truth):
         return residual, ignored
@@ -201,7 +235,21 @@ def fit_novelty(
     images: Array | None = None,
     settings: NoveltySettings | None = None,
 ) -> Artifact:
-    """The artifact with novelty: fitted on copies, its p-values calibrated on images of another store."""
+    """Fit the out-of-distribution model and calibrate its p-values.
+
+    Args:
+        artifact: Artifact without or with an out-of-distribution model.
+        copies: Feature cache of training images and their corrupted copies.
+        calibration: Feature cache of calibration images.
+        images: Ids of the calibration images; default: all.
+        settings: Settings of the fit.
+
+    Returns:
+        The artifact with the out-of-distribution model.
+
+    Raises:
+        TooFewError: The clean training images have too few detections.
+    """
     settings = settings or NoveltySettings()
     heads = artifact.heads.eval()
     artifact = replace(artifact, heads=heads)
@@ -209,7 +257,8 @@ def fit_novelty(
     trusted = int((rows.clean & (rows.evidence.score.numpy() >= settings.trusted)).sum())
     if trusted < settings.fewest:
         raise TooFewError(
-            f"{trusted} detections in clean training images are too few to know what is usual: give more images"
+            f"{trusted} detections in clean training images are too few for the out-of-distribution model "
+            f"(at least {settings.fewest}): give more images"
         )
     seen = copies.images[copies.images < COPY]
     card = replace(artifact.card, novelty=NoveltyRecord(settings, tuple(seen.tolist())))
@@ -218,13 +267,24 @@ def fit_novelty(
 
 
 def calibrate_novelty(artifact: Artifact, calibration: MatchStore, images: Array | None = None) -> Artifact:
-    """The artifact with the p-values of its novelty from other images; what was fitted stays, bit for bit."""
+    """Calibrate the p-values of the out-of-distribution model on other images; the fitted model does not change.
+
+    Args:
+        artifact: Artifact with an out-of-distribution model.
+        calibration: Feature cache of calibration images.
+        images: Ids of the calibration images; default: all.
+
+    Raises:
+        HaloposeError: There is no out-of-distribution model, or it was fitted on some of the images.
+    """
     record = artifact.card.novelty
     if artifact.novelty is None or record is None:
-        raise HaloposeError("the artifact has no novelty to calibrate: halopose novelty adds it")
+        raise HaloposeError(
+            "the artifact has no out-of-distribution model to calibrate: add one with `halopose novelty`"
+        )
     chosen = calibration.images if images is None else images
     originals = chosen[chosen < COPY]
-    check_unseen(originals, np.array(record.images), "novelty would be calibrated on images that it was fitted on")
+    check_unseen(originals, np.array(record.images), "the out-of-distribution model was fitted on calibration images")
     lowest = max(calibration.settings.conf, record.settings.conf)
     held = rows_of(replace(artifact, heads=artifact.heads.eval()), calibration, lowest, images)
     record = replace(record, calibration=tuple(np.sort(chosen).tolist()), detections=len(held.poses))
@@ -233,7 +293,7 @@ def calibrate_novelty(artifact: Artifact, calibration: MatchStore, images: Array
 
 
 def _calibrated(fitted: Novelty, held: Rows) -> Novelty:
-    """With the values of detections and images that nothing was fitted on."""
+    """Return the model with the reference values of calibration detections and images."""
     fitted = Novelty.from_tensors({name: value.half().float() for name, value in fitted.to_tensors().items()})
     value = fitted.value(held.evidence)
     order = torch.argsort(value, stable=True)
@@ -245,7 +305,7 @@ def _calibrated(fitted: Novelty, held: Rows) -> Novelty:
 
 
 def _fit(rows: Rows, settings: NoveltySettings, widths: tuple[int, ...]) -> Novelty:
-    """Components from all rows, standardised by those of folds of images that each was not fitted on."""
+    """Fit the components on all rows; standardise them by cross-validated components over folds of images."""
     originals = np.unique(rows.image % COPY)
     fold = np.searchsorted(originals, rows.image % COPY) % settings.folds
     image_fold = np.searchsorted(originals, rows.ids % COPY) % settings.folds
@@ -274,12 +334,15 @@ def _fit(rows: Rows, settings: NoveltySettings, widths: tuple[int, ...]) -> Nove
 
 
 def _copies_of(originals: Array, ids: Array) -> Array:
-    """Which images (n,) are originals or copies of them."""
+    """Return which image ids (n,) are originals or copies of them."""
     return np.isin(ids % COPY, originals)
 
 
 def _standard(components: Tensor, level: Tensor, usual: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (L, 4) of usual detections; of all levels together where one has few."""
+    """Return mean and standard deviation (L, 4) of in-distribution detections by level.
+
+    A level with fewer than 20 such detections uses those of all levels.
+    """
     centre, scale = [], []
     for number in range(levels):
         chosen = usual & (level == number)
@@ -290,7 +353,7 @@ def _standard(components: Tensor, level: Tensor, usual: Tensor, levels: int) -> 
 
 
 def _fit_components(rows: Rows, settings: NoveltySettings, widths: tuple[int, ...]) -> Novelty:
-    """Whitenings of clean features and both logistic functions; nothing is standardised or calibrated yet."""
+    """Fit the whitenings of clean features and the logistic regressions, without standardisation or calibration."""
     evidence = rows.evidence
     clean = torch.from_numpy(rows.clean)
     usual = clean & (evidence.score >= settings.trusted)
@@ -323,8 +386,10 @@ def _fit_components(rows: Rows, settings: NoveltySettings, widths: tuple[int, ..
 
 
 def whitening_of(vectors: Tensor) -> Whitening:
-    """Of unit vectors, with the shrunk covariance of Ledoit and Wolf; without any, of what is unlike
-    everything."""
+    """Fit the whitening of vectors (N, C) after scaling to unit length, with the Ledoit-Wolf covariance.
+
+    With fewer than three vectors, the whitening gives every input a large distance.
+    """
     width = vectors.shape[1]
     if len(vectors) < 3:
         return Whitening(torch.zeros(width), torch.eye(width) * width**0.5 * 10)
@@ -334,7 +399,11 @@ def whitening_of(vectors: Tensor) -> Whitening:
 
 
 def ledoit_wolf(samples: Tensor) -> Tensor:
-    """Covariance (C, C) of samples (N, C), shrunk towards a multiple of the identity (Ledoit and Wolf, 2004)."""
+    """Return the covariance (C, C) of samples (N, C), shrunk towards a multiple of the identity.
+
+    Reference:
+        Ledoit and Wolf, A well-conditioned estimator for large-dimensional covariance matrices, 2004.
+    """
     centred = samples - samples.mean(0)
     count, width = centred.shape
     covariance = centred.T @ centred / count
@@ -348,8 +417,18 @@ def ledoit_wolf(samples: Tensor) -> Tensor:
 
 
 def logistic(inputs: Tensor, label: Tensor, weight: Tensor, ridge: float, steps: int = 50) -> Tensor:
-    """Coefficients (D,) of a logistic regression on inputs (N, D) with labels from 0 to 1 (N,), by Newton's
-    method."""
+    """Fit a logistic regression by Newton's method.
+
+    Args:
+        inputs: Inputs (N, D).
+        label: Labels between 0 and 1 (N,).
+        weight: Sample weights (N,).
+        ridge: Ridge penalty.
+        steps: Largest number of Newton steps.
+
+    Returns:
+        Coefficients (D,).
+    """
     coefficients = inputs.new_zeros(inputs.shape[1])
     penalty = torch.full_like(coefficients, ridge)
 
@@ -374,8 +453,16 @@ def logistic(inputs: Tensor, label: Tensor, weight: Tensor, ridge: float, steps:
 
 
 def widening_of(value: Array, excess: Array, bins: int) -> tuple[Tensor, Tensor]:
-    """Values (j,) and factors (j,) of covariance that rise with novelty: isotonic regression of the excess
-    (N,)."""
+    """Fit covariance factors that increase with the OOD distance, by isotonic regression.
+
+    Args:
+        value: OOD distances (N,).
+        excess: Mean squared Mahalanobis distances over 2 (N,); NaN without an object.
+        bins: Number of bins.
+
+    Returns:
+        Knots (j,) and factors (j,), at least 1.
+    """
     known = np.flatnonzero(np.isfinite(excess))
     known = known[np.argsort(value[known], kind="stable")]
     parts = [part for part in np.array_split(known, bins) if len(part)]
@@ -385,7 +472,7 @@ def widening_of(value: Array, excess: Array, bins: int) -> tuple[Tensor, Tensor]
 
 
 def isotonic(values: Array, weight: Array) -> Array:
-    """The rising sequence (n,) nearest to values (n,) in weighted squares: neighbours that fall are pooled."""
+    """Weighted isotonic regression of values (n,) with weights (n,), by pooling adjacent violators."""
     level: list[float] = []
     mass: list[float] = []
     count: list[int] = []

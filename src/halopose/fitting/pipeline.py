@@ -1,7 +1,7 @@
-"""From a frozen base and annotated images to a calibrated artifact, in steps that resume.
+"""Pipeline from a frozen base model and annotated images to a calibrated artifact.
 
-collect -> train -> calibrate (with the pruning threshold) -> evaluate. Each step reads what the one before
-wrote; ``fit`` runs them all in one work folder.
+The steps are collect -> train -> calibrate (with the pruning threshold) -> evaluate. Each step reads the output of
+the step before and can resume. ``fit`` runs all steps in one work folder.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from halopose.uncertainty.heads import ProbabilisticHeads, with_bound
 
 log = logging.getLogger(__name__)
 
-DETECTIONS = 20  # of an image in a validation store, as many as COCO scores
+DETECTIONS = 20  # detections per image in a validation cache: the number that COCO evaluates
 
 
 def collect_training(
@@ -75,7 +75,16 @@ def collect_training(
     progress: Progress | None = None,
     workers: WorkerPool | None = None,
 ) -> MatchStore:
-    """The store that heads are trained on: assigned cells only."""
+    """Collect the feature cache for training, which contains only label-assigned cells.
+
+    Args:
+        host: Host of the frozen model.
+        dataset: Training images.
+        folder: Folder of the feature cache.
+        settings: Settings of the fit.
+        progress: Called with the progress.
+        workers: Distribution over processes and machines.
+    """
     return collect(
         host,
         dataset,
@@ -99,16 +108,25 @@ def collect_validation(
     progress: Progress | None = None,
     workers: WorkerPool | None = None,
 ) -> MatchStore:
-    """The store for calibration and evaluation: retained detections, and assigned cells beside."""
+    """Collect the feature cache for calibration and evaluation: retained detections and label-assigned cells.
+
+    Args:
+        host: Host of the frozen model.
+        dataset: Validation images.
+        folder: Folder of the feature cache.
+        settings: Settings of the fit.
+        progress: Called with the progress.
+        workers: Distribution over processes and machines.
+    """
     return collect(
         host, dataset, folder, validation_settings(settings), named(progress, "collecting validation images"), workers
     )
 
 
 def settings_for(artifact: Artifact, **changes: Any) -> FitSettings:
-    """Settings to collect images for an artifact: its input size and head architecture, else the defaults.
+    """Return settings to collect images for an artifact: its input size and head architecture, else the defaults.
 
-    The head architecture decides what a feature cache must hold, so it is never taken from elsewhere.
+    The head architecture determines the content of a feature cache, so it always comes from the artifact.
 
     Args:
         artifact: Trained heads, calibrated or not.
@@ -120,7 +138,7 @@ def settings_for(artifact: Artifact, **changes: Any) -> FitSettings:
 
 
 def validation_settings(settings: FitSettings) -> CollectSettings:
-    """How the store for calibration and evaluation is collected."""
+    """Return the collection settings for calibration and evaluation."""
     return CollectSettings(
         imgsz=(settings.imgsz,),
         cells_per_object=settings.cells_per_object,
@@ -142,7 +160,21 @@ def train_heads(
     group: ProcessGroup | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[ProbabilisticHeads, TrainingHistory]:
-    """Train new heads on feature caches, or on the given images of them; in several processes if there is a group."""
+    """Train new heads on feature caches.
+
+    Args:
+        host: Host of the frozen model.
+        stores: Feature caches of training images.
+        settings: Settings of the fit.
+        checkpoint: File to write after every epoch and to resume from.
+        progress: Called with the progress.
+        images: Image ids to train on; default: all.
+        group: Ranks of a distributed training.
+        callbacks: Called after every epoch.
+
+    Returns:
+        The heads, rounded to half precision, and the losses.
+    """
     for store in stores:
         store.check(host)
     torch.manual_seed(settings.train.seed)
@@ -165,7 +197,7 @@ def train_heads(
 
 
 def predictions_of(heads: ProbabilisticHeads, store: MatchStore, images: Array | None = None) -> PoseDistributions:
-    """Uncalibrated distributions of the stored detections, in original pixels."""
+    """Return uncalibrated distributions of the stored detections, in original pixels."""
 
     def covariance_of(cells: CachedCells) -> Array:
         factors = _factors(heads, cells) / cells.columns["gain"].double()[:, None, :, None]
@@ -181,12 +213,22 @@ def true_positives(
     protocol: Protocol | None = None,
     layout: Keypoints | None = None,
 ) -> MatchedPoses:
-    """Stored detections matched to the objects of their images; layout: keypoints, where not the store's own.
+    """Match stored detections with the objects of their images.
 
-    Goes through the store part by part and keeps only what matches, so that memory grows with the objects.
+    The cache is read part by part and only true positives are kept, so memory grows with the number of objects.
+
+    Args:
+        heads: Heads.
+        store: Feature cache with retained detections.
+        images: Image ids; default: all.
+        protocol: Rules of the matching.
+        layout: Keypoints; default: those of the cache.
+
+    Raises:
+        HaloposeError: There are no images, or no detections.
     """
     found, before = [], 0
-    nothing = HaloposeError(f"{store.folder} holds no images: collect some")
+    nothing = HaloposeError(f"{store.folder} holds no images: run `halopose collect` on a data set with images")
     for part in store.parts(SHARDS_AT_ONCE):
         try:
             poses = predictions_of(heads, part, images)
@@ -204,7 +246,7 @@ def true_positives(
 
 @torch.inference_mode()
 def _factors(heads: ProbabilisticHeads, cells: CachedCells) -> Tensor:
-    """Uncalibrated Cholesky factors (N, K, 2, 2) in input pixels."""
+    """Return uncalibrated Cholesky factors (N, K, 2, 2) in input pixels."""
     return cells.factors(heads).cpu().double()
 
 
@@ -217,10 +259,18 @@ def calibrate_heads(
     offset: bool = False,
     before: Calibrations | None = None,
 ) -> Calibrations:
-    """Calibrate on the given images of a validation store, and choose the pruning thresholds there.
+    """Fit calibrations and pruning thresholds on images of a validation cache.
 
-    offset: where residuals are biased the distributions get a mean. before: what a few images that resemble
-    each other may widen, and hardly narrow.
+    Args:
+        heads: Trained heads.
+        store: Feature cache of validation images.
+        images: Ids of the calibration images.
+        settings: Settings of the fit.
+        offset: Fit a mean residual per keypoint.
+        before: Previous calibration. With few images the new one may widen it, but narrow it only slightly.
+
+    Raises:
+        HaloposeError: No detection matches an object, or the options do not fit together.
     """
     matched = true_positives(heads, store, images, settings.protocol)
     if not len(matched):
@@ -229,7 +279,7 @@ def calibrate_heads(
     gaussian = student = moved = None
     if offset:
         if settings.calibration == "assigned":
-            raise HaloposeError("an offset is measured on detections: leave out --source assigned, or --offset")
+            raise HaloposeError("--offset needs matched detections: leave out --source assigned or --offset")
         moved = fit_offset(matched)
         matched = matched.moved(moved.numpy())
     if settings.calibration == "assigned":
@@ -241,21 +291,25 @@ def calibrate_heads(
 
 
 def _for_both(heads: ProbabilisticHeads, store: MatchStore, images: Array, settings: FitSettings, offset: bool) -> bool:
-    """Whether to calibrate for matches by OKS and by box, for which the images must show enough objects."""
+    """Return whether to calibrate for matches by OKS and by box, which needs enough objects."""
     if settings.match != "both" or settings.calibration != "matched" or offset:
         return False
     objects = len(true_positives(heads, store, images, settings.protocol))
     if objects < FEWEST_OBJECTS:
-        log.info("calibrated on matches by OKS: matches by box take %d objects, here are %d", FEWEST_OBJECTS, objects)
+        log.info(
+            "calibration on matches by OKS only: matches by box need %d objects, the images have %d",
+            FEWEST_OBJECTS,
+            objects,
+        )
     return objects >= FEWEST_OBJECTS
 
 
 def bound_heads(
     heads: ProbabilisticHeads, store: MatchStore, images: Array, protocol: Protocol | None = None
 ) -> ProbabilisticHeads:
-    """Return a copy of heads with context features, with the most likely bound for the given images.
+    """Return a copy of heads with context features, with the maximum-likelihood bound for the given images.
 
-    It is sought in units of (kappa s)^2: detections that match an object are not further off than some of them.
+    The bound is in units of (kappa s)^2, because matching limits the residuals of true positives in these units.
     """
     free = with_bound(heads, np.zeros(heads.keypoints))
     matched = true_positives(free, store, images, protocol)
@@ -269,7 +323,7 @@ def bound_heads(
 def _calibrate_assigned(
     heads: ProbabilisticHeads, store: MatchStore, images: Array, settings: FitSettings
 ) -> tuple[GaussianCalibration, StudentTCalibration]:
-    """The paper's source: label-assigned cells with their importance weights (eqs. 12, 18)."""
+    """Calibrate on label-assigned cells with their importance weights, as in the paper (eqs. 12, 18)."""
     residual, factors, labelled, weight = [], [], [], []
     images = np.sort(images)
     for cells in (part.of_images(images) for part in store.cells("assigned")):
@@ -300,7 +354,15 @@ def uncalibrated(
     settings: FitSettings,
     trained: TrainingHistory,
 ) -> Artifact:
-    """Heads trained on the stores as an artifact that calibrates nothing and prunes nothing yet."""
+    """Return an artifact of trained heads without calibration and pruning.
+
+    Args:
+        host: Host of the frozen model.
+        heads: Trained heads.
+        stores: Feature caches that they were trained on.
+        settings: Settings of the fit.
+        trained: Losses of the training.
+    """
     layout = stores[0].layout
     return Artifact(
         heads=heads,
@@ -328,16 +390,25 @@ def calibrate_artifact(
     offset: bool = False,
     **changes: Any,
 ) -> Artifact:
-    """Calibrate trained heads on a share of a store's images, none of which they may have been trained on.
+    """Calibrate trained heads on images that they were not trained on.
 
-    offset: with a mean per keypoint where residuals are biased. changes: of the settings that the artifact was
-    made with.
+    Args:
+        artifact: Artifact with trained heads.
+        host: Host of the base model.
+        store: Feature cache of validation images.
+        source: Calibrate on matched detections or on label-assigned cells.
+        share: Fraction of the images to calibrate on; the others are recorded for evaluation.
+        offset: Fit a mean residual per keypoint.
+        **changes: Fields of ``FitSettings`` with other values than in the artifact.
+
+    Raises:
+        HaloposeError: The artifact, host and cache do not fit together, or images were used for training.
     """
     artifact.check(host)
     store.check(host)
     if store.layout != artifact.layout:
         raise HaloposeError(
-            f"{store.folder} was collected with other keypoints or sigmas than the heads: use one data set"
+            f"{store.folder} was collected with other keypoints or sigmas than the heads: use the same data set"
         )
     images, rest = (store.images, store.images[:0]) if share == 1 else split_validation(store.images, share)
     used = artifact.card.images
@@ -382,10 +453,18 @@ def evaluate_artifact(
     protocol: Protocol | None = None,
     progress: Progress | None = None,
 ) -> Scores:
-    """The whole protocol on images that neither the heads nor the calibration have seen.
+    """Evaluate an artifact with the complete protocol on images of a feature cache.
 
-    By default confidences take the predicted box's area, as the predictor does: the artifact's thresholds
-    were chosen so. Where the artifact has novelty, what it flags is counted as well.
+    By default, confidences use the area of the predicted box, as at inference and in the choice of the thresholds.
+    An out-of-distribution model is evaluated as well.
+
+    Args:
+        artifact: Calibrated artifact.
+        host: Host of the base model.
+        store: Feature cache of validation images.
+        images: Ids of images that neither heads nor calibration have used; default: all.
+        protocol: Rules of matching and scores.
+        progress: Called with the progress.
     """
     artifact.check(host)
     store.check(host)
@@ -417,31 +496,32 @@ def fit(
     workers: WorkerPool | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[Artifact, Scores]:
-    """Collect, train, calibrate, choose the thresholds and evaluate; a rerun goes on where it stopped.
+    """Collect, train, calibrate, choose the thresholds and evaluate; a second call resumes an interrupted fit.
 
     Args:
         host: The frozen base model.
         training: Images for the heads.
-        validation: Images for calibration and evaluation, which share none with ``training``.
+        validation: Images for calibration and evaluation; none may be in ``training``.
         work: Folder of feature caches and checkpoints.
         settings: Settings of the fit.
-        progress: Called with what is being done, how much of it is done, and of how much.
-        workers: Worker processes that collect.
+        progress: Called with the name of the step, the finished amount and the total amount.
+        workers: Distribution of the collection.
         callbacks: Called with the settings, the losses of every epoch, and the scores.
 
     Returns:
         The artifact, and its scores on validation images that calibration did not use.
 
-    >>> from halopose.data.dataset_loading import load_dataset
-    >>> from halopose.fitting.settings import TrainSettings
-    >>> from halopose.hosts.loading import load_host
-    >>> from halopose.landing.shipped_detectors import runway_detector
-    >>> from halopose.landing.world.dataset_writer import write_dataset
-    >>> data = write_dataset("world", {"train": 6, "val": 6})
-    >>> train, val = load_dataset(data, "train"), load_dataset(data, "val")
-    >>> settings = FitSettings(TrainSettings(epochs=1), imgsz=320, train_sizes=(320,), calibration_share=0.5)
-    >>> artifact, scores = fit(load_host(runway_detector()), train, val, "work", settings)
-    >>> artifact.save("heads.safetensors")
+    Example:
+        >>> from halopose.data.dataset_loading import load_dataset
+        >>> from halopose.fitting.settings import TrainSettings
+        >>> from halopose.hosts.loading import load_host
+        >>> from halopose.landing.shipped_detectors import runway_detector
+        >>> from halopose.landing.world.dataset_writer import write_dataset
+        >>> data = write_dataset("world", {"train": 6, "val": 6})
+        >>> train, val = load_dataset(data, "train"), load_dataset(data, "val")
+        >>> settings = FitSettings(TrainSettings(epochs=1), imgsz=320, train_sizes=(320,), calibration_share=0.5)
+        >>> artifact, scores = fit(load_host(runway_detector()), train, val, "work", settings)
+        >>> artifact.save("heads.safetensors")
     """
     settings = settings or FitSettings()
     work = Path(work)
@@ -453,7 +533,7 @@ def fit(
     train_store = collect_training(host, training, work / "train", settings, progress, workers)
     val_store = collect_validation(host, validation, work / "val", settings, progress, workers)
     checkpoint = work / "training.safetensors"
-    with _told(callbacks, settings):
+    with _notified(callbacks, settings):
         heads, trained = train_heads(host, [train_store], settings, checkpoint, progress, callbacks=callbacks)
         artifact, scores = _calibrated_and_scored(
             host, training, train_store, val_store, heads, trained, work, settings, progress
@@ -501,8 +581,8 @@ def add_novelty(
 
 
 @contextmanager
-def _told(callbacks: Sequence[Callback], settings: FitSettings) -> Iterator[None]:
-    """Tell callbacks of the start and the end."""
+def _notified(callbacks: Sequence[Callback], settings: FitSettings) -> Iterator[None]:
+    """Notify callbacks of the start and the end."""
     try:
         for callback in callbacks:
             callback.on_start(flat(asdict(settings)))
@@ -534,7 +614,7 @@ def _calibrated_and_scored(
     settings: FitSettings,
     progress: Progress | None,
 ) -> tuple[Artifact, Scores]:
-    """Everything of a fit that comes after training."""
+    """Calibrate, fit the out-of-distribution model and evaluate."""
     artifact = calibrate_artifact(
         uncalibrated(host, heads, [train_store], settings, trained),
         host,
@@ -562,12 +642,12 @@ def _with_novelty(
     if not settings.novelty_images:
         return artifact
     if min(len(training), how.images) < how.fewest:
-        log.info("%d training images are too few to learn what is unlike them: no novelty", len(training))
+        log.info("no out-of-distribution model: %d training images are too few", len(training))
         return artifact
     copies = collect_copies(host, training, folder, settings.imgsz, how, progress, settings.head.context_features)
     calibration = artifact.card.images.of("calibration")
     try:
         return fit_novelty(artifact, copies, val_store, calibration, how)
     except TooFewError as error:
-        log.warning("no novelty: %s", error)
+        log.warning("no out-of-distribution model: %s", error)
         return artifact

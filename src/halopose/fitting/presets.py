@@ -10,7 +10,7 @@ from halopose.fitting.settings import FitSettings, TrainSettings
 from halopose.uncertainty.heads import HeadSettings
 
 Preset = Literal["paper", "best"]
-ALL_CELLS = 13  # assigned cells per object: what the most generous assigner, YOLO-NAS-Pose's, gives
+ALL_CELLS = 13  # largest number of assigned cells per object of any host (YOLO-NAS-Pose)
 
 PRESETS: dict[Preset, FitSettings] = {
     "paper": FitSettings(
@@ -37,7 +37,7 @@ _OPTIONS = ("calibration", "calibration_share", "match", "rule", "region_scales"
 
 
 def with_options(preset: FitSettings, settings: FitSettings, given: set[str]) -> FitSettings:
-    """A preset with the options that the user gave.
+    """Return a preset with the options that the user gave.
 
     Args:
         preset: Settings of the preset.
@@ -57,10 +57,11 @@ def with_options(preset: FitSettings, settings: FitSettings, given: set[str]) ->
 
 
 def departures(settings: FitSettings) -> tuple[str, ...]:
-    """What settings do that the paper does not, one short text each; docs/explanation/departures.md has the reasons.
+    """Describe how settings differ from the paper's, one short text each; docs/explanation/departures.md explains why.
 
-    >>> departures(PRESETS["paper"])
-    ()
+    Example:
+        >>> departures(PRESETS["paper"])
+        ()
     """
     return tuple(_departures(settings))
 

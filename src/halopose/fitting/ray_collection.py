@@ -1,6 +1,6 @@
-"""Collecting on a Ray cluster: each shard is a task, on whatever cluster the environment names, or on one here.
+"""Collection of a feature cache on a Ray cluster: each shard is a task.
 
-In: a ``Collection`` and the shards to collect. Out: their files, written by the process that asked.
+The cluster is that of ``RAY_ADDRESS``, or a local one. The calling process writes the shards.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ from halopose.install_advice import install_command
 if TYPE_CHECKING:
     from halopose.fitting.collecting import Collection
 
-RETRIES = 3  # of a task whose worker was lost
-AHEAD = 2  # tasks a core, finished ones included, so that the object store holds no more
+RETRIES = 3  # retries of a task whose worker was lost
+AHEAD = 2  # tasks per core, including finished ones; limits the memory of the object store
 
 
 def collect_on_ray(work: Collection, numbers: Sequence[int], tick: Tick | None = None) -> None:
-    """Collect shards as tasks. The model goes to the object store once; what comes back is written at once."""
+    """Collect shards as Ray tasks and write each result as it arrives.
+
+    Args:
+        work: Collection; it is sent to the object store once.
+        numbers: Numbers of the shards.
+        tick: Called with the number of finished views.
+    """
     ray = require_ray()
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)  # or the cluster that RAY_ADDRESS names
@@ -48,6 +54,7 @@ def collect_on_ray(work: Collection, numbers: Sequence[int], tick: Tick | None =
 
 
 def _result(ray: Any, ready: Any) -> bytes:
+    """Return the result of a task, or raise its HaloposeError."""
     try:
         return bytes(ray.get(ready))
     except ray.exceptions.RayTaskError as error:
@@ -65,7 +72,7 @@ def shard_bytes(work: Collection, number: int) -> bytes:
 
 
 def require_ray() -> Any:
-    """The ray package, or a line that names the extra."""
+    """Import ray, or raise a HaloposeError with the command that installs it."""
     try:
         import ray
     except ImportError:

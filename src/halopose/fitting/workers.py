@@ -1,6 +1,6 @@
-"""Workers: processes of this machine, parts of a job array, ranks of torchrun.
+"""Parallel execution: local processes, parts of a job array, and torchrun ranks.
 
-A `WorkerPool` shares out shards; a `ProcessGroup` sums over the ranks of a training.
+A `WorkerPool` distributes shards. A `ProcessGroup` sums values over the ranks of a training run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from halopose.errors import HaloposeError
 
 MOST_READERS = 16
 GPU_BATCH = 16
-POLL = 0.2  # seconds between two looks at the progress of others
+POLL = 0.2  # seconds between two checks of the workers' progress
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,18 @@ Engine = Literal["local", "ray"]
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """processes: that run the model here, each on cores of its own; readers: that read ahead for each of them.
+    """How the collection of a feature cache is distributed.
 
-    part of parts: the share of the shards that is ours, from 0; others see to the rest. engine: ``ray`` collects
-    on a Ray cluster instead.
+    Attributes:
+        processes: Number of processes on this machine that run the model, each on separate cores.
+        readers: Number of processes that prefetch images for each model process.
+        part: Index from 0 of the part of the shards to collect here.
+        parts: Number of parts; other machines collect the others.
+        engine: ``"local"``, or ``"ray"`` to collect on a Ray cluster.
 
-    >>> WorkerPool(part=1, parts=3).ours(8)
-    [1, 4, 7]
+    Example:
+        >>> WorkerPool(part=1, parts=3).ours(8)
+        [1, 4, 7]
     """
 
     processes: int = 1
@@ -49,15 +54,22 @@ class WorkerPool:
     engine: Engine = "local"
 
     def ours(self, shards: int) -> list[int]:
-        """Numbers of the shards that are ours."""
+        """Return the numbers of the shards that belong to this part."""
         return list(range(self.part, shards, self.parts))
 
     @classmethod
     def of_machine(
         cls, device: torch.device | str, workers: int | None = None, part: tuple[int, int] | None = None
     ) -> WorkerPool:
-        """What suits the machine: on a CPU the model is the limit, so that workers are processes that run it on a
-        core each; before a GPU they are readers, which keep it busy.
+        """Choose processes and readers for this machine.
+
+        On a CPU the model is the bottleneck: every worker is a process that runs the model on one core. On a GPU
+        reading is the bottleneck: every worker is a reader.
+
+        Args:
+            device: Torch device of the model.
+            workers: Number of workers; default: one per core.
+            part: Index from 0 and number of parts; default: rank and world size of torchrun.
         """
         share, parts = part or torchrun_rank() or (0, 1)
         if torch.device(device).type != "cpu":
@@ -77,29 +89,31 @@ def torchrun_rank() -> tuple[int, int] | None:
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """``3/8``, the third of eight, as a part from 0 and their number.
+    """Parse a part such as ``3/8``, the third of eight, to its index from 0 and the number of parts.
 
-    >>> parse_part("3/8")
-    (2, 8)
+    Example:
+        >>> parse_part("3/8")
+        (2, 8)
     """
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise HaloposeError(f"--part says which part of how many, such as 3/8, got {text!r}")
+        raise HaloposeError(f"--part takes the part and the number of parts, such as 3/8, got {text!r}")
     return int(number) - 1, int(count)
 
 
 def own_device(device: str | None) -> str | None:
-    """The device of this rank: of several GPUs in a machine each rank takes its own."""
+    """Return the device of this rank: with several GPUs in a machine, each rank uses another GPU."""
     local = os.environ.get("LOCAL_RANK", "")
     return f"cuda:{local}" if device == "cuda" and local.isdecimal() and torchrun_rank() else device
 
 
 def batch_for(device: torch.device | str) -> int:
-    """Images at once that suit a device: on a CPU more than one gain nothing."""
+    """Return the batch size for a device: one image on a CPU, where larger batches are not faster."""
     return 1 if torch.device(device).type == "cpu" else GPU_BATCH
 
 
 def can_fork() -> bool:
+    """Return whether the platform can fork processes."""
     return "fork" in multiprocessing.get_all_start_methods()
 
 
@@ -109,60 +123,74 @@ def _cores() -> int:
 
 # Processes of this machine ----------------------------------------------------------------------------------
 
-Tick = Callable[[int], None]  # told how many views are done
+Tick = Callable[[int], None]  # called with the number of finished views
 
 
 def share_out(
     work: Callable[[int, Tick], None], numbers: Sequence[int], processes: int, tick: Tick | None = None
 ) -> None:
-    """``work`` on all the numbers in forked processes, an equal share each, on one core each.
+    """Run ``work`` on all numbers in forked processes, one core and an equal share of the numbers each.
 
-    A mistake in one of them ends all. What a killed one leaves undone is left undone, with a warning.
-    tick: told how many views all of them have done.
+    Args:
+        work: Called with a number and a function to call with the count of finished views.
+        numbers: Numbers of the shards.
+        processes: Number of processes.
+        tick: Called with the number of views that all processes have finished.
+
+    Raises:
+        HaloposeError: A process failed; the others are stopped. A killed process only causes a warning, and its
+            numbers remain unfinished.
     """
     context: Any = multiprocessing.get_context("fork")
     done = context.RawArray("q", processes)
-    members, ears = [], []
+    workers, receivers = [], []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forked beside threads, which the child never uses
+        # Forking in a process with threads warns; the child never uses these threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
         for number in range(processes):
-            ear, mouth = context.Pipe(duplex=False)
-            arguments = (work, list(numbers[number::processes]), done, number, mouth)
-            members.append(context.Process(target=_member, args=arguments, daemon=True))
-            members[-1].start()
-            mouth.close()
-            ears.append(ear)
+            receiver, sender = context.Pipe(duplex=False)
+            arguments = (work, list(numbers[number::processes]), done, number, sender)
+            workers.append(context.Process(target=_run_worker, args=arguments, daemon=True))
+            workers[-1].start()
+            sender.close()
+            receivers.append(receiver)
     try:
-        _attend(members, ears, lambda: tick(sum(done)) if tick else None)
+        _wait_for_all(workers, receivers, lambda: tick(sum(done)) if tick else None)
     finally:
-        for member in members:
-            member.terminate()
-            member.join()
+        for worker in workers:
+            worker.terminate()
+            worker.join()
 
 
-def _attend(members: list[Any], ears: list[Connection], look: Callable[[], None]) -> None:
-    """Until all have ended; raises what the first of them says."""
-    while any(member.is_alive() for member in members):
-        wait([member.sentinel for member in members if member.is_alive()], POLL)
-        look()
-        for member, ear in zip(members, ears, strict=True):
-            if not member.is_alive() and (said := _heard(ear)):
-                raise HaloposeError(said)
-    killed = sum(member.exitcode != 0 for member in members)
+def _wait_for_all(workers: list[Any], receivers: list[Connection], report: Callable[[], None]) -> None:
+    """Wait until all workers have ended; raise the first error that one of them sent."""
+    while any(worker.is_alive() for worker in workers):
+        wait([worker.sentinel for worker in workers if worker.is_alive()], POLL)
+        report()
+        for worker, receiver in zip(workers, receivers, strict=True):
+            if not worker.is_alive() and (message := _received_error(receiver)):
+                raise HaloposeError(message)
+    killed = sum(worker.exitcode != 0 for worker in workers)
     if killed:
-        log.warning("%d of %d processes ended early: this one goes on with what they left", killed, len(members))
+        log.warning(
+            "%d of %d processes ended early: the main process collects their remaining shards", killed, len(workers)
+        )
 
 
-def _heard(ear: Connection) -> str:
+def _received_error(receiver: Connection) -> str:
+    """Return the error message that a worker sent; empty if there is none."""
     try:
-        return str(ear.recv()) if ear.poll() else ""
+        return str(receiver.recv()) if receiver.poll() else ""
     except EOFError:
         return ""
 
 
-def _member(work: Callable[[int, Tick], None], numbers: list[int], done: Any, slot: int, mouth: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that waits for it stops it
-    torch.set_num_threads(1)  # the threads that OpenMP had before the fork are not here
+def _run_worker(
+    work: Callable[[int, Tick], None], numbers: list[int], done: Any, slot: int, sender: Connection
+) -> None:
+    """Run in a worker process: process the numbers, count finished views in a slot of ``done``, send an error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and stops the worker
+    torch.set_num_threads(1)  # OpenMP's threads do not survive the fork
     cv2.setNumThreads(1)
     before = 0
     for number in numbers:
@@ -173,7 +201,7 @@ def _member(work: Callable[[int, Tick], None], numbers: list[int], done: Any, sl
         try:
             work(number, tick)
         except HaloposeError as error:
-            mouth.send(str(error))
+            sender.send(str(error))
             return
         before = done[slot]
 
@@ -183,9 +211,13 @@ def _member(work: Callable[[int, Tick], None], numbers: list[int], done: Any, sl
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The ranks of a training; one alone unless torchrun started several.
+    """Ranks of a training run; a single rank unless torchrun started several.
 
-    Every sum is over all ranks and the same on all of them, in an order that their number alone decides.
+    Sums are over all ranks and identical on all of them. Their order depends on the number of ranks only.
+
+    Attributes:
+        rank: Index of this rank.
+        size: Number of ranks.
     """
 
     rank: int = 0
@@ -193,7 +225,7 @@ class ProcessGroup:
 
     @classmethod
     def joined(cls, device: torch.device | str = "cpu") -> ProcessGroup:
-        """Meet the other ranks that torchrun started, if it did."""
+        """Join the process group of torchrun, or return a single rank without torchrun."""
         found = torchrun_rank()
         if found is None:
             return cls()
@@ -203,15 +235,16 @@ class ProcessGroup:
 
     @property
     def first(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def total(self, values: Tensor) -> Tensor:
-        """Sums over all ranks of values (N,), in place."""
+        """Sum values (N,) over all ranks, in place."""
         if self.size > 1:
             distributed.all_reduce(values)
         return values
 
     def meet(self) -> None:
-        """Wait for all."""
+        """Wait until all ranks arrive here."""
         if self.size > 1:
             distributed.barrier()

@@ -1,11 +1,14 @@
 """Cameras, their mounting and poses: rotations, projection with analytic Jacobians, undistortion.
 
-In: points in runway axes (N, K, 3) and poses, rotation (N, 3, 3) and position (N, 3). Out: pixels (N, K, 2).
+Axes:
+    World: x forward, y left, z up. For a runway the origin is the centre of the threshold, and x is the landing
+        direction.
+    Body: x forward, y right, z down.
+    Camera: x right, y down, z forward. Pixel centres are at whole numbers.
 
-Runway axes: origin at the centre of the threshold, x along the landing direction, y left, z up. Body axes:
-x forward, y right, z down. Camera axes: x right, y down, z forward; pixel centres at whole numbers. A pose's
-rotation takes runway axes to camera axes: point in camera = rotation @ (point - position). It is perturbed by
-position + dp and rotation @ Exp(-dtheta): dp and dtheta are both along the fixed runway axes, in this order.
+A pose is a rotation from world axes to camera axes and the position of the camera in world axes:
+point in camera = rotation @ (point - position). A perturbation (dp, dtheta) changes it to position + dp and
+rotation @ Exp(-dtheta). Both parts are along the fixed world axes.
 """
 
 from __future__ import annotations
@@ -30,7 +33,17 @@ _NEWTON_TOLERANCE = 1e-13  # in normalised coordinates
 
 @dataclass(frozen=True)
 class Camera:
-    """Intrinsics in pixels, image size, and Brown distortion (k1, k2, p1, p2, k3) as OpenCV has it."""
+    """Pinhole camera with Brown distortion.
+
+    Attributes:
+        fx: Focal length in x, in pixels.
+        fy: Focal length in y, in pixels.
+        cx: Principal point in x, in pixels.
+        cy: Principal point in y, in pixels.
+        width: Image width in pixels.
+        height: Image height in pixels.
+        distortion: Coefficients (k1, k2, p1, p2, k3) as in OpenCV.
+    """
 
     fx: float
     fy: float
@@ -48,7 +61,13 @@ class Camera:
 
     @classmethod
     def from_fov(cls, width: int, height: int, horizontal_fov: float) -> Camera:
-        """Square pixels and a centred principal point; the field of view is in radians."""
+        """Make a camera with square pixels and a centred principal point.
+
+        Args:
+            width: Image width in pixels.
+            height: Image height in pixels.
+            horizontal_fov: Horizontal field of view in radians.
+        """
         focal = width / 2 / math.tan(horizontal_fov / 2)
         return cls(focal, focal, (width - 1) / 2, (height - 1) / 2, width, height)
 
@@ -56,13 +75,21 @@ class Camera:
     def from_opencv(
         cls, matrix: ArrayLike, distortion: ArrayLike | None = None, size: tuple[int, int] | None = None
     ) -> Camera:
-        """OpenCV's cameraMatrix (3, 3) and distCoeffs, 4 or 5 of them or none; size: width and height."""
+        """Make a camera from OpenCV's calibration.
+
+        Args:
+            matrix: OpenCV's cameraMatrix (3, 3).
+            distortion: OpenCV's distCoeffs, 4 or 5 coefficients. None: no distortion.
+            size: Image width and height; default: from the principal point.
+        """
         entries = np.asarray(matrix, dtype=np.float64)
         if entries.shape != (3, 3) or abs(entries[0, 1]) > 1e-9 * abs(entries[0, 0]):
             raise HaloposeError(f"a camera matrix is (3, 3) without skew, got {entries.tolist()}")
         lens = np.zeros(0) if distortion is None else np.asarray(distortion, dtype=np.float64).ravel()
         if len(lens) > 5 and lens[5:].any():
-            raise HaloposeError("only k1, k2, p1, p2, k3 of a lens are known here: calibrate with five coefficients")
+            raise HaloposeError(
+                "only the distortion coefficients k1, k2, p1, p2, k3 are supported: calibrate with five coefficients"
+            )
         five = np.zeros(5)
         five[: min(len(lens), 5)] = lens[:5]
         (fx, _, cx), (_, fy, cy) = entries[:2]
@@ -71,7 +98,7 @@ class Camera:
         return cls(float(fx), float(fy), float(cx), float(cy), int(width), int(height), (k1, k2, p1, p2, k3))
 
     def part(self, left: int, top: int, right: int, bottom: int, width: int) -> Camera:
-        """The camera of a part of the image that is scaled to a width."""
+        """Return the camera of a crop of the image that is scaled to a width."""
         scale = width / (right - left)
         cx, cy = scale * (self.cx - left + 0.5) - 0.5, scale * (self.cy - top + 0.5) - 0.5
         height = round(scale * (bottom - top))
@@ -89,15 +116,16 @@ class Camera:
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """The nine numbers named by INTRINSICS."""
+        """The nine parameters in the order of ``INTRINSICS``."""
         return (self.fx, self.fy, self.cx, self.cy, *self.distortion)
 
     @cached_property
     def distorted(self) -> bool:
+        """Whether any distortion coefficient is not zero."""
         return any(self.distortion)
 
     def contains(self, pixels: Array) -> NDArray[np.bool_]:
-        """Which of the pixels (..., 2) lie on the image (...); NaN does not."""
+        """Return which pixels (..., 2) lie in the image (...); false for NaN."""
         u, v = pixels[..., 0], pixels[..., 1]
         return (u >= -0.5) & (u <= self.width - 0.5) & (v >= -0.5) & (v <= self.height - 0.5)
 
@@ -108,7 +136,12 @@ def _zeros() -> Array:
 
 @dataclass(frozen=True)
 class Mount:
-    """How the camera sits in the aircraft: rotation (3, 3) camera from body, camera position (3,) in body axes."""
+    """Mounting of the camera on a vehicle.
+
+    Attributes:
+        rotation: Rotation (3, 3) from body axes to camera axes.
+        lever_arm: Position of the camera (3,) in body axes.
+    """
 
     rotation: Array = field(default_factory=_CAMERA_FROM_FORWARD.copy)
     lever_arm: Array = field(default_factory=_zeros)
@@ -122,13 +155,20 @@ class Mount:
         if not np.allclose(self.rotation @ np.transpose(self.rotation), np.eye(3), atol=1e-6):
             raise HaloposeError("a mount's rotation must be orthonormal")
         if np.linalg.det(self.rotation) < 0:
-            raise HaloposeError("a mount's rotation must not mirror: its determinant is -1")
+            raise HaloposeError("a mount's rotation must not be a reflection: its determinant is -1")
 
     @classmethod
     def looking(
         cls, yaw: float = 0.0, pitch: float = 0.0, roll: float = 0.0, lever_arm: ArrayLike = (0.0, 0.0, 0.0)
     ) -> Mount:
-        """A camera that looks forward, turned by angles about the body axes; pitch < 0 looks down."""
+        """Make the mount of a forward-looking camera, rotated by yaw, pitch and roll about the body axes.
+
+        Args:
+            yaw: Angle in radians.
+            pitch: Angle in radians; negative looks down.
+            roll: Angle in radians.
+            lever_arm: Position of the camera (3,) in body axes.
+        """
         turned = np.swapaxes(_body_to_reference(np.asarray(yaw), np.asarray(pitch), np.asarray(roll)), -1, -2)
         return cls(_CAMERA_FROM_FORWARD @ turned, np.asarray(lever_arm, dtype=np.float64))
 
@@ -137,7 +177,7 @@ class Mount:
 
 
 def skew(vector: Array) -> Array:
-    """Cross-product matrices (..., 3, 3) of vectors (..., 3): skew(a) @ b = a x b."""
+    """Return cross-product matrices (..., 3, 3) of vectors (..., 3): skew(a) @ b = a x b."""
     x, y, z = vector[..., 0], vector[..., 1], vector[..., 2]
     zero = np.zeros_like(x)
     rows = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], axis=-1)
@@ -145,7 +185,7 @@ def skew(vector: Array) -> Array:
 
 
 def exp_so3(vector: Array) -> Array:
-    """Rotations (..., 3, 3) about vectors (..., 3) by their lengths (Rodrigues)."""
+    """Return rotation matrices (..., 3, 3) of rotation vectors (..., 3) (Rodrigues)."""
     angle = np.sqrt(np.square(vector).sum(-1))[..., None, None]
     square = angle * angle
     small = angle < _SMALL_ANGLE
@@ -157,10 +197,10 @@ def exp_so3(vector: Array) -> Array:
 
 
 def log_so3(rotation: Array) -> Array:
-    """Rotation vectors (..., 3) of rotations (..., 3, 3), no longer than pi; through the quaternion."""
+    """Return rotation vectors (..., 3) of rotation matrices (..., 3, 3), of length pi at most."""
     diagonal = np.diagonal(rotation, axis1=-2, axis2=-1)
     trace = diagonal.sum(-1, keepdims=True)
-    # Four times q q^T; its row of the largest diagonal entry is q up to scale, without cancellation.
+    # 4 q q^T of the quaternion q. Its row with the largest diagonal entry is q up to scale, without cancellation.
     outer = np.empty((*rotation.shape[:-2], 4, 4))
     outer[..., 0, 0] = 1 + trace[..., 0]
     outer[..., [1, 2, 3], [1, 2, 3]] = 1 - trace + 2 * diagonal
@@ -178,7 +218,7 @@ def log_so3(rotation: Array) -> Array:
 
 
 def _body_to_reference(yaw: Array, pitch: Array, roll: Array) -> Array:
-    """Rz(yaw) Ry(pitch) Rx(roll) (..., 3, 3): body axes to the forward-right-down axes they are measured in."""
+    """Return Rz(yaw) Ry(pitch) Rx(roll) (..., 3, 3), from body axes to forward-right-down reference axes."""
     yaw, pitch, roll = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (yaw, pitch, roll)))
     cy, sy, cp, sp, cr, sr = np.cos(yaw), np.sin(yaw), np.cos(pitch), np.sin(pitch), np.cos(roll), np.sin(roll)
     rows = [
@@ -190,24 +230,34 @@ def _body_to_reference(yaw: Array, pitch: Array, roll: Array) -> Array:
 
 
 def rotation_from_angles(yaw: ArrayLike, pitch: ArrayLike, roll: ArrayLike) -> Array:
-    """Rotations (..., 3, 3) from runway to body axes.
+    """Return rotations (..., 3, 3) from world axes to body axes.
 
-    The angles (...) are aerospace yaw, pitch and roll against the runway's forward-right-down axes: yaw > 0
-    points right of the landing direction, pitch > 0 nose up, roll > 0 right wing down.
+    The angles are aerospace yaw, pitch and roll relative to forward-right-down axes.
+
+    Args:
+        yaw: (...) in radians; positive turns right.
+        pitch: (...) in radians; positive is nose up.
+        roll: (...) in radians; positive is right wing down.
     """
     body_to_frd = _body_to_reference(*(np.asarray(a, dtype=np.float64) for a in (yaw, pitch, roll)))
     return np.swapaxes(body_to_frd, -1, -2) @ _FLIP
 
 
 def angles_from_rotation(rotation: Array) -> tuple[Array, Array, Array]:
-    """Yaw, pitch and roll (...) of rotations (..., 3, 3) from runway to body axes."""
+    """Return yaw, pitch and roll (...) of rotations (..., 3, 3) from world axes to body axes."""
     frd = rotation @ _FLIP  # body from forward-right-down
     pitch = np.arctan2(-frd[..., 0, 2], np.hypot(frd[..., 0, 0], frd[..., 0, 1]))
     return np.arctan2(frd[..., 0, 1], frd[..., 0, 0]), pitch, np.arctan2(frd[..., 1, 2], frd[..., 2, 2])
 
 
 def look(position: ArrayLike, target: ArrayLike, roll: ArrayLike = 0.0) -> Array:
-    """Rotations (..., 3, 3), runway to camera, of cameras at positions (..., 3) that look at targets (..., 3)."""
+    """Return rotations (..., 3, 3), world to camera, of cameras that look at a target.
+
+    Args:
+        position: Positions of the cameras (..., 3).
+        target: Points that they look at (..., 3).
+        roll: Roll (...) in radians.
+    """
     aim = np.asarray(target, dtype=np.float64) - np.asarray(position, dtype=np.float64)
     yaw = np.arctan2(-aim[..., 1], aim[..., 0])
     pitch = np.arctan2(aim[..., 2], np.hypot(aim[..., 0], aim[..., 1]))
@@ -218,23 +268,23 @@ def look(position: ArrayLike, target: ArrayLike, roll: ArrayLike = 0.0) -> Array
 
 
 def camera_pose(rotation: Array, position: Array, mount: Mount) -> tuple[Array, Array]:
-    """Camera's pose from the aircraft's: rotation (..., 3, 3) runway to body, position (..., 3)."""
+    """Return the camera's pose of a vehicle's pose: rotation (..., 3, 3) world to body, position (..., 3)."""
     return mount.rotation @ rotation, position + mount.lever_arm @ rotation
 
 
 def body_pose(rotation: Array, position: Array, mount: Mount) -> tuple[Array, Array]:
-    """Aircraft's pose, rotation (..., 3, 3) runway to body, from the camera's."""
+    """Return the vehicle's pose, with rotation (..., 3, 3) world to body, of a camera's pose."""
     body = mount.rotation.T @ rotation
     return body, position - mount.lever_arm @ body
 
 
 def perturb(rotation: Array, position: Array, change: Array) -> tuple[Array, Array]:
-    """A pose moved by changes (..., 6): dp and dtheta along the runway axes."""
+    """Perturb a pose by changes (..., 6): dp and dtheta along the world axes."""
     return rotation @ exp_so3(-change[..., 3:]), position + change[..., :3]
 
 
 def pose_difference(rotation: Array, position: Array, other_rotation: Array, other_position: Array) -> Array:
-    """The change (..., 6) that takes the first pose to the other one; the inverse of ``perturb``."""
+    """Return the change (..., 6) from the first pose to the other; the inverse of ``perturb``."""
     turn = log_so3(np.swapaxes(other_rotation, -1, -2) @ rotation)
     return np.concatenate([other_position - position, turn], axis=-1)
 
@@ -243,12 +293,12 @@ def pose_difference(rotation: Array, position: Array, other_rotation: Array, oth
 
 
 def to_camera(rotation: Array, position: Array, points: Array) -> Array:
-    """Points (..., K, 3) in camera axes from points (K, 3) or (..., K, 3) in runway axes."""
+    """Transform points (K, 3) or (..., K, 3) from world axes to camera axes (..., K, 3)."""
     return (points - position[..., None, :]) @ np.swapaxes(rotation, -1, -2)
 
 
 def project(camera: Camera, points: Array) -> Array:
-    """Pixels (..., 2) of points (..., 3) in camera axes; NaN behind the camera."""
+    """Project points (..., 3) in camera axes to pixels (..., 2); NaN behind the camera."""
     x, y = _normalised(points)
     if camera.distorted:
         x, y = distort(x, y, camera.distortion)
@@ -256,7 +306,7 @@ def project(camera: Camera, points: Array) -> Array:
 
 
 def project_points(camera: Camera, rotation: Array, position: Array, points: Array) -> Array:
-    """Pixels (..., K, 2) of runway points (K, 3) under poses (..., 3, 3) and (..., 3)."""
+    """Project world points (K, 3) to pixels (..., K, 2) for poses (..., 3, 3) and (..., 3)."""
     return project(camera, to_camera(rotation, position, points))
 
 
@@ -267,7 +317,7 @@ def _normalised(points: Array) -> tuple[Array, Array]:
 
 
 def distort(x: Array, y: Array, distortion: tuple[float, ...]) -> tuple[Array, Array]:
-    """Brown's model on normalised coordinates."""
+    """Apply Brown's distortion model to normalised coordinates."""
     k1, k2, p1, p2, k3 = distortion
     square = x * x + y * y
     radial = 1 + square * (k1 + square * (k2 + square * k3))
@@ -278,7 +328,7 @@ def distort(x: Array, y: Array, distortion: tuple[float, ...]) -> tuple[Array, A
 
 
 def distort_jacobian(x: Array, y: Array, distortion: tuple[float, ...]) -> tuple[Array, Array, Array]:
-    """dx'/dx, dx'/dy = dy'/dx, and dy'/dy: Brown's model is the gradient of a potential, so it is symmetric."""
+    """Return dx'/dx, dx'/dy = dy'/dx and dy'/dy; symmetric because Brown's model is the gradient of a potential."""
     k1, k2, p1, p2, k3 = distortion
     square = x * x + y * y
     radial = 1 + square * (k1 + square * (k2 + square * k3))
@@ -289,7 +339,7 @@ def distort_jacobian(x: Array, y: Array, distortion: tuple[float, ...]) -> tuple
 
 
 def projection_jacobian(camera: Camera, points: Array) -> Array:
-    """d pixel / d point (..., 2, 3) at points (..., 3) in camera axes."""
+    """Return d pixel / d point (..., 2, 3) at points (..., 3) in camera axes."""
     x, y = _normalised(points)
     inverse = 1 / points[..., 2]
     if camera.distorted:
@@ -303,14 +353,14 @@ def projection_jacobian(camera: Camera, points: Array) -> Array:
 
 
 def pose_jacobian(camera: Camera, rotation: Array, position: Array, points: Array) -> Array:
-    """d pixel / d (dp, dtheta) (..., K, 2, 6) at poses (..., 3, 3) and (..., 3) for runway points (K, 3)."""
+    """Return d pixel / d (dp, dtheta) (..., K, 2, 6) of world points (K, 3) at poses (..., 3, 3) and (..., 3)."""
     offset = points - position[..., None, :]
     by_point = projection_jacobian(camera, offset @ np.swapaxes(rotation, -1, -2)) @ rotation[..., None, :, :]
     return np.concatenate([-by_point, by_point @ skew(offset)], axis=-1)
 
 
 def intrinsics_jacobian(camera: Camera, points: Array) -> Array:
-    """d pixel / d INTRINSICS (..., 2, 9) at points (..., 3) in camera axes."""
+    """Return d pixel / d INTRINSICS (..., 2, 9) at points (..., 3) in camera axes."""
     x, y = _normalised(points)
     square = x * x + y * y
     powers = [square, square**2, None, None, square**3]
@@ -327,9 +377,9 @@ def intrinsics_jacobian(camera: Camera, points: Array) -> Array:
 
 
 def normalise(camera: Camera, pixels: Array) -> Array:
-    """Undistorted normalised coordinates (..., 2) of pixels (..., 2), by Newton's method.
+    """Return undistorted normalised coordinates (..., 2) of pixels (..., 2), by Newton's method.
 
-    NaN where the lens model has no inverse nearby, as beyond the radius where it folds back.
+    The result is NaN where the lens model cannot be inverted, for example beyond the radius where it folds back.
     """
     x = (pixels[..., 0] - camera.cx) / camera.fx
     y = (pixels[..., 1] - camera.cy) / camera.fy
@@ -341,7 +391,7 @@ def normalise(camera: Camera, pixels: Array) -> Array:
 def _undistort(x_distorted: Array, y_distorted: Array, distortion: tuple[float, ...]) -> tuple[Array, Array]:
     x, y = x_distorted, y_distorted
     change = np.full_like(x, np.inf)
-    with np.errstate(all="ignore"):  # what diverges becomes NaN below
+    with np.errstate(all="ignore"):  # diverging values become NaN below
         for _ in range(_NEWTON_STEPS):
             xx, xy, yy = distort_jacobian(x, y, distortion)
             there_x, there_y = distort(x, y, distortion)
@@ -353,13 +403,13 @@ def _undistort(x_distorted: Array, y_distorted: Array, distortion: tuple[float, 
             change = np.abs(step_x) + np.abs(step_y)
             if not (change > _NEWTON_TOLERANCE).any():
                 break
-        # Past the fold the map turns over, and Newton may have found a second inverse there.
+        # Beyond the fold the determinant is negative: Newton's method may have found a second inverse there.
         xx, xy, yy = distort_jacobian(x, y, distortion)
         valid = (change <= _NEWTON_TOLERANCE * 10) & (xx * yy > xy * xy) & (xx + yy > 0)
     return np.where(valid, x, np.nan), np.where(valid, y, np.nan)
 
 
 def undistort(camera: Camera, pixels: Array) -> Array:
-    """Where pixels (..., 2) would lie without distortion (..., 2)."""
+    """Return the undistorted positions (..., 2) of pixels (..., 2)."""
     plain = normalise(camera, pixels)
     return plain * (camera.fx, camera.fy) + (camera.cx, camera.cy)

@@ -1,11 +1,11 @@
-"""Straight edges as measurements: a runway's sides and threshold, beside its corners or instead of some of them.
+"""Straight edges as measurements, in addition to corners or instead of some of them.
 
-In: where a line was seen in the image, at two stations on it, how surely across it, and its two ends in runway
-axes. Out: distances of the stations from where the line should be, with Jacobians by the pose.
+A line is measured at two stations in the image. The residuals are the distances of the stations from the predicted
+line. A line constrains the pose only across itself. This helps where the position of a corner along its edge is
+uncertain.
 
-A line says nothing along itself, and says nothing wrong there either: where a corner lies on its edge is often
-what is least known. The line of two points P and Q is seen in the plane of both and the camera at c, whose normal
-is m = (P - c) x (Q - c); with the camera's matrix K and its rotation R it is K^-T R m in the undistorted image.
+The line through two points P and Q lies in the plane of both points and the camera at c. The normal of this plane is
+m = (P - c) x (Q - c). With the camera matrix K and the rotation R, the line in the undistorted image is K^-T R m.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from halopose.types import Array
 
 @dataclass(frozen=True)
 class Lines:
-    """L lines in N frames: two stations (N, L, 2, 2) on each, in pixels, and its ends (L, 2, 3) in runway axes.
+    """L lines in N frames.
 
-    ``covariance`` (N, 2 L, 2 L) is that of how far the stations lie off the true line, across it, in pixel^2, in
-    the order of lines and then stations. Stations are compared with the line that runs through both ends, so they
-    need not lie between them, and the ends need not be seen.
+    Stations are compared with the infinite line through both ends. They need not lie between the ends, and the ends
+    need not be visible.
+
+    Attributes:
+        stations: Two pixels on each line (N, L, 2, 2).
+        covariance: Covariance (N, 2 L, 2 L) of the distances of stations from the true line in pixel^2; ordered by
+            line, then station.
+        ends: Ends of the lines (L, 2, 3) in world axes.
     """
 
     stations: Array
@@ -47,21 +52,29 @@ class Lines:
         return len(self.stations)
 
     def select(self, index: NDArray[np.intp]) -> Lines:
-        """Some of the frames."""
+        """Return the frames of an index."""
         return Lines(self.stations[index], self.covariance[index], self.ends)
 
 
 def lines_of_corners(pixels: Array, covariance: Array, corners: Array, edges: Sequence[tuple[int, int]]) -> Lines:
-    """Lines through pairs of corners (N, K, 2), whose covariance is (N, K, 2, 2), or joint (N, 2 K, 2 K).
+    """Return lines through pairs of corners.
 
-    They hold no more than the corners do: use them instead of corners whose places along the edge are not to be
-    relied on, never beside the same corners.
+    The lines contain no information beyond that of the corners. Use them instead of corners whose position along the
+    edge is not reliable. Do not use a line together with its corners.
 
-    >>> plate = np.array([[0, 1, 0], [0, -1, 0], [5, -1, 0], [5, 1, 0.0]])
-    >>> seen = np.array([[[300.0, 250.0], [340.0, 250.0], [325.0, 200.0], [315.0, 200.0]]])
-    >>> lines = lines_of_corners(seen, 4.0 * np.ones((1, 4, 1, 1)) * np.eye(2), plate, [(0, 3), (1, 2), (0, 1)])
-    >>> lines.stations.shape, lines.covariance[0, 4, 4].round(3).item()
-    ((1, 3, 2, 2), 4.0)
+    Args:
+        pixels: Corners in the image (N, K, 2).
+        covariance: Their covariances in pixel^2, (N, K, 2, 2) or joint (N, 2 K, 2 K).
+        corners: Corners in world axes (K, 3).
+        edges: Pairs of corner indices.
+
+    Example:
+        >>> plate = np.array([[0, 1, 0], [0, -1, 0], [5, -1, 0], [5, 1, 0.0]])
+        >>> seen = np.array([[[300.0, 250.0], [340.0, 250.0], [325.0, 200.0], [315.0, 200.0]]])
+        >>> spread = 4.0 * np.ones((1, 4, 1, 1)) * np.eye(2)
+        >>> lines = lines_of_corners(seen, spread, plate, [(0, 3), (1, 2), (0, 1)])
+        >>> lines.stations.shape, lines.covariance[0, 4, 4].round(3).item()
+        ((1, 3, 2, 2), 4.0)
     """
     frames, count = pixels.shape[:2]
     joint = covariance
@@ -81,9 +94,17 @@ def lines_of_corners(pixels: Array, covariance: Array, corners: Array, edges: Se
 
 
 def line_residuals(camera: Camera, rotation: Array, position: Array, lines: Lines) -> tuple[Array, Array]:
-    """Distances (N, 2 L) of stations from where the lines are expected, in pixels, and their Jacobian.
+    """Return distances of stations from the predicted lines, and the Jacobian of the prediction.
 
-    The Jacobian (N, 2 L, 6) is that of where the lines are expected, as ``pose_jacobian`` is of points.
+    Args:
+        camera: The camera.
+        rotation: Rotations (N, 3, 3), world to camera.
+        position: Positions of the camera (N, 3).
+        lines: Measured lines.
+
+    Returns:
+        Distances in pixels (N, 2 L), and the Jacobian of the predicted lines by the pose (N, 2 L, 6), with the sign
+        convention of ``pose_jacobian``.
     """
     stations = np.concatenate([undistort(camera, lines.stations), np.ones((*lines.stations.shape[:-1], 1))], -1)
     offset = lines.ends - position[:, None, None]
@@ -103,7 +124,7 @@ def line_residuals(camera: Camera, rotation: Array, position: Array, lines: Line
 
 
 def line_intrinsics_jacobian(camera: Camera, rotation: Array, position: Array, lines: Lines) -> Array:
-    """How far across themselves lines move (N, 2 L, 9) with the camera's parameters, at their stations."""
+    """Return the Jacobian (N, 2 L, 9) of the predicted lines at their stations by the camera's parameters."""
     rays = np.concatenate([normalise(camera, lines.stations), np.ones((*lines.stations.shape[:-1], 1))], -1)
     offset = lines.ends - position[:, None, None]
     normal = np.cross(offset[:, :, 0], offset[:, :, 1])

@@ -1,12 +1,9 @@
-"""The pose of any object in a camera, with its covariance: ``solve_pnp``, shaped like OpenCV's ``solvePnP``.
+"""Pose of any object in camera axes with its covariance: ``solve_pnp``, with the interface of OpenCV's ``solvePnP``.
 
-In: points of the object (K, 3), their pixels and covariances, a camera. Out: rvec, tvec and a 6x6 covariance.
-
-``pnp`` does the work, in whose words the object is the ground and the camera moves; here it is told from the
-camera: tvec is where the object's origin lies in camera axes, x right, y down, z forward, and rvec turns object
-axes into camera axes, both as in OpenCV. The covariance is in the order of ROS's PoseWithCovariance: x, y, z, then
-rotations about the fixed x, y and z axes of the camera. Where pixels err together, a joint covariance (2 K, 2 K)
-counts whole.
+The solvers in ``pnp`` return the pose of the camera relative to the points. This module converts it to OpenCV's
+convention: tvec is the position of the object's origin in camera axes (x right, y down, z forward), and rvec rotates
+object axes to camera axes. The covariance has the order of ROS's PoseWithCovariance: x, y, z, then rotations about
+the fixed x, y and z axes of the camera. Correlated pixel errors are given as a joint covariance (2 K, 2 K).
 """
 
 from __future__ import annotations
@@ -26,12 +23,18 @@ from halopose.types import Array, Mask
 
 @dataclass(frozen=True)
 class ObjectPose:
-    """Poses of an object in camera axes; without the leading N where one image was given.
+    """Poses of an object in camera axes; without the leading N if one image was given.
 
-    retval (N,): whether there is a pose, NaN where not; rvec and tvec (N, 3) as OpenCV has them; covariance (N, 6,
-    6), translation before rotation, about the camera's axes; cost (N,), chi-square of the residuals with dof (N,)
-    degrees of freedom; ambiguity (N,): cost over that of the other pose which a plane allows, 0 where there is no
-    other and 1 where both fit alike; reasons: what became of each image, in words.
+    Attributes:
+        retval: Whether there is a pose (N,); the pose is NaN if not.
+        rvec: Rotation vectors (N, 3) as in OpenCV.
+        tvec: Translations (N, 3) as in OpenCV.
+        covariance: Covariances (N, 6, 6) about the camera's axes, translation before rotation.
+        cost: Chi-square of the residuals (N,).
+        dof: Degrees of freedom of the cost (N,).
+        ambiguity: Cost divided by the cost of the other pose that a plane allows (N,): 0 without another pose, 1 if
+            both fit equally well.
+        reasons: Outcome of each image in words.
     """
 
     retval: Mask
@@ -45,14 +48,14 @@ class ObjectPose:
 
     @property
     def opencv(self) -> tuple[bool, Array, Array]:
-        """What ``cv2.solvePnP`` returns of one image: retval, rvec (3, 1), tvec (3, 1)."""
+        """Result of one image in the form of ``cv2.solvePnP``: retval, rvec (3, 1), tvec (3, 1)."""
         if self.rvec.ndim != 1:
-            raise HaloposeError("OpenCV's answer is for one image: give image_points of shape (K, 2)")
+            raise HaloposeError("OpenCV's result is for one image: give image_points of shape (K, 2)")
         return bool(self.retval), self.rvec[:, None], self.tvec[:, None]
 
     @property
     def quaternion(self) -> Array:
-        """The rotation as x, y, z, w (N, 4), as ROS has it."""
+        """Rotations as quaternions x, y, z, w (N, 4), the order of ROS."""
         angle = np.linalg.norm(self.rvec, axis=-1, keepdims=True)
         half = 0.5 * np.sinc(angle / 2 / np.pi)
         return np.concatenate([self.rvec * half, np.cos(angle / 2)], axis=-1)
@@ -67,19 +70,24 @@ def solve_pnp(
     mask: Mask | None = None,
     nu: Array | None = None,
 ) -> ObjectPose:
-    """Pose of an object from four or more points (K, 3) or (N, K, 3) and their pixels (K, 2) or (N, K, 2).
+    """Find the pose of an object from four or more points.
 
-    ``covariances`` in pixel^2: (K, 2, 2) or (N, K, 2, 2); joint ones (2 K, 2 K) or (N, 2 K, 2 K), ordered x, y of
-    each point in turn; or one variance for all. ``mask`` (K,) or (N, K) keeps points where it is true. With ``nu``
-    (K,) the residuals follow a Student-t with ``covariances`` as scale matrices. OpenCV's cameraMatrix and
-    distCoeffs make a camera with ``Camera.from_opencv``.
+    Args:
+        object_points: Points of the object (K, 3) or (N, K, 3).
+        image_points: Their pixels (K, 2) or (N, K, 2).
+        covariances: In pixel^2: (K, 2, 2) or (N, K, 2, 2); joint covariances (2 K, 2 K) or (N, 2 K, 2 K) in the
+            order x1, y1, x2, ...; or one variance for all points.
+        camera: The camera; ``Camera.from_opencv`` converts OpenCV's cameraMatrix and distCoeffs.
+        mask: (K,) or (N, K), true for the points to use. None: all.
+        nu: Degrees of freedom (K,) of Student-t residuals with ``covariances`` as scale matrices. None: Gaussian.
 
-    >>> camera = Camera.from_opencv([[800, 0, 320], [0, 800, 240], [0, 0, 1]])
-    >>> square = np.array([[-0.1, 0.1, 0], [0.1, 0.1, 0], [0.1, -0.1, 0], [-0.1, -0.1, 0]])  # metres
-    >>> seen = np.array([[278.3, 200.1], [358.5, 203.2], [358.4, 276.9], [278.4, 279.8]])
-    >>> pose = solve_pnp(square, seen, 0.3**2, camera)
-    >>> bool(pose.retval), pose.covariance.shape
-    (True, (6, 6))
+    Example:
+        >>> camera = Camera.from_opencv([[800, 0, 320], [0, 800, 240], [0, 0, 1]])
+        >>> square = np.array([[-0.1, 0.1, 0], [0.1, 0.1, 0], [0.1, -0.1, 0], [-0.1, -0.1, 0]])  # metres
+        >>> seen = np.array([[278.3, 200.1], [358.5, 203.2], [358.4, 276.9], [278.4, 279.8]])
+        >>> pose = solve_pnp(square, seen, 0.3**2, camera)
+        >>> bool(pose.retval), pose.covariance.shape
+        (True, (6, 6))
     """
     points, pixels = np.asarray(object_points, dtype=np.float64), np.asarray(image_points, dtype=np.float64)
     if pixels.ndim not in (2, 3) or pixels.shape[-1] != 2:
@@ -89,7 +97,10 @@ def solve_pnp(
     blocks, joint = _covariances(np.asarray(covariances, dtype=np.float64), *pixels.shape[:2])
     kept = None if mask is None else np.broadcast_to(np.asarray(mask, dtype=bool), pixels.shape[:2])
     if joint is not None and nu is not None:
-        raise HaloposeError("a joint covariance is that of a Gaussian: leave nu out, or give covariances (N, K, 2, 2)")
+        raise HaloposeError(
+            "joint covariances with Student-t residuals are not supported: leave nu out, or give covariances "
+            "(N, K, 2, 2)"
+        )
     solution = (
         solve_pose(Observations(camera, points, pixels, blocks, mask=kept, nu=nu), ground=False)
         if joint is None
@@ -110,7 +121,7 @@ def solve_pnp(
 
 
 def _only(many: ObjectPose) -> ObjectPose:
-    """The one pose of a batch of one."""
+    """Remove the leading axis of a batch of one."""
     return ObjectPose(
         many.retval[0], many.rvec[0], many.tvec[0], many.covariance[0], many.cost[0], many.dof[0],
         many.ambiguity[0], many.reasons,
@@ -118,11 +129,11 @@ def _only(many: ObjectPose) -> ObjectPose:
 
 
 def _covariances(given: Array, frames: int, count: int) -> tuple[Array, Array | None]:
-    """Covariances (N, K, 2, 2) of the points, and the joint ones (N, 2 K, 2 K) where those were given."""
+    """Return covariances (N, K, 2, 2) of the points, and joint covariances (N, 2 K, 2 K) or None."""
     shape = (frames, count, 2, 2)
     if given.ndim == 0:
         return np.broadcast_to(given * np.eye(2), shape), None
-    # Shapes tell, but of one point, of which there is no pose anyway.
+    # The shape is ambiguous only for a single point, which determines no pose.
     if given.shape in ((count, 2, 2), shape):
         return np.broadcast_to(given, shape), None
     if given.shape in ((2 * count, 2 * count), (frames, 2 * count, 2 * count)):
@@ -135,7 +146,7 @@ def _covariances(given: Array, frames: int, count: int) -> tuple[Array, Array | 
 
 
 def _definite(joint: Array, kept: Mask | None) -> Array:
-    """The joint covariances (N, 2 K, 2 K), wholly NaN where what is kept of one is not finite."""
+    """Check that joint covariances (N, 2 K, 2 K) are positive definite; set those with NaN at used points to NaN."""
     counted = joint if kept is None else block_diagonal(joint, np.repeat(kept, 2, axis=1))
     finite = np.asarray(np.isfinite(counted).all((1, 2)))
     if not (np.linalg.eigvalsh(counted[finite])[:, 0] > 0).all():
@@ -144,9 +155,9 @@ def _definite(joint: Array, kept: Mask | None) -> Array:
 
 
 def _seen_from_camera(covariance: Array, rotation: Array, position: Array) -> Array:
-    """Covariances (N, 6, 6) of the object's pose in camera axes, from those of the camera's in object axes.
+    """Convert covariances (N, 6, 6) of the camera's pose in object axes to those of the object's pose in camera axes.
 
-    With t = -R p, a change dp, dtheta of the camera moves t by -R dp - R [p]x dtheta and turns by -R dtheta.
+    With t = -R p, a change dp, dtheta of the camera moves t by -R dp - R [p]x dtheta and rotates by -R dtheta.
     """
     change = np.zeros_like(covariance)
     change[:, :3, :3] = change[:, 3:, 3:] = -rotation

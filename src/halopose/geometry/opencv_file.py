@@ -1,7 +1,6 @@
-"""Files of OpenCV's FileStorage, read without OpenCV, which crashes on damaged ones.
+"""Reader of OpenCV FileStorage files (yaml or xml) without OpenCV, which crashes on damaged files.
 
-In: yaml or xml. Out: what they hold by name; matrices are mappings of rows, cols and data, as in ROS's camera
-files, or of sizes and data.
+Matrices become mappings of rows, cols and data, as in ROS camera files, or of sizes and data.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from halopose.types import Array
 
 
 class _Loader(BoundedLoader):
-    """Also reads OpenCV's matrices, as plain mappings."""
+    """YAML loader that reads OpenCV's matrices as plain mappings."""
 
 
 for _tag in ("opencv-matrix", "opencv-nd-matrix"):
@@ -27,16 +26,20 @@ for _tag in ("opencv-matrix", "opencv-nd-matrix"):
 
 
 def read_opencv(path: Path) -> dict[str, Any]:
-    """The entries of a file by name; refused if it is neither yaml nor xml."""
+    """Read the entries of a file by name.
+
+    Raises:
+        HaloposeError: The file is neither yaml nor xml, or it has no named entries.
+    """
     text = read_text(path)
     content = _xml(path, text) if path.name.lower().endswith(".xml") else _yaml(path, text)
     if not isinstance(content, dict):
-        raise HaloposeError(f"{path} is no camera file: it needs camera_matrix, image_width and image_height")
+        raise HaloposeError(f"{path} is not a camera file: it needs camera_matrix, image_width and image_height")
     return content
 
 
 def _yaml(path: Path, text: str) -> Any:
-    lines = [line for line in text.splitlines() if not line.startswith("%YAML")]  # OpenCV's is no yaml directive
+    lines = [line for line in text.splitlines() if not line.startswith("%YAML")]  # OpenCV's directive is not valid yaml
     return parse_yaml("\n".join(lines), path, _Loader)
 
 
@@ -44,11 +47,11 @@ def _xml(path: Path, text: str) -> dict[str, Any]:
     try:
         return {entry.tag: _entry(entry) for entry in ElementTree.fromstring(text)}
     except (ElementTree.ParseError, IndexError, ValueError) as error:
-        raise HaloposeError(f"{path} is not xml ({error}): write the camera file again") from None
+        raise HaloposeError(f"{path} is not valid xml ({error}): export the camera file again") from None
 
 
 def _entry(entry: ElementTree.Element) -> Any:
-    """A matrix as a mapping, several values as a list, one as it is."""
+    """Convert an entry: a matrix to a mapping, several values to a list, and a single value to a string."""
     if entry.find("data") is not None:
         found = {part.tag: [float(value) for value in (part.text or "").split()] for part in entry if part.tag != "dt"}
         return {name: values[0] if name in ("rows", "cols") else values for name, values in found.items()}
@@ -57,6 +60,10 @@ def _entry(entry: ElementTree.Element) -> Any:
 
 
 def matrix_of(entry: Any) -> Array:
-    """A matrix of its entry; IndexError, KeyError, TypeError or ValueError if it is none."""
+    """Return the matrix of an entry.
+
+    Raises:
+        IndexError, KeyError, TypeError, ValueError: The entry is no matrix.
+    """
     shape = entry["sizes"] if "sizes" in entry else (entry["rows"], entry["cols"])
     return np.array(entry["data"], dtype=np.float64).reshape([int(side) for side in shape])

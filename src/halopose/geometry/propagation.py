@@ -1,11 +1,15 @@
 """Covariance of a pose or position from the covariances of the keypoints (paper, first-order propagation).
 
-In: poses (N, 3, 3) and (N, 3), runway points (K, 3) or (N, K, 3), covariances in pixel^2 of each keypoint
-(N, K, 2, 2), or of all together (N, 2 K, 2 K).
-Out: (N, 6, 6), positions before angles as in ROS, both along the runway axes; (N, 3, 3) is its upper left part.
+Arguments that all functions share:
+    rotation, position: Poses (N, 3, 3) and (N, 3) of the camera in world axes.
+    points: World points (K, 3) or (N, K, 3).
+    covariance: In pixel^2, of each keypoint (N, K, 2, 2), or joint (N, 2 K, 2 K).
+    mask: (N, K), true for the points to use. None: all.
 
-What is known only with an error, n, adds to the covariance of the minimiser x of ||y - h(x, n)||^2 in the metric W
-by the implicit function theorem, in Gauss-Newton's approximation: dx / dn = -(Jx' W Jx)^-1 Jx' W Jn.
+Pose covariances (N, 6, 6) are in world axes, position before rotation as in ROS.
+
+Errors n of other inputs, such as the attitude, add to the covariance of the minimiser x of ||y - h(x, n)||^2 in the
+metric W. By the implicit function theorem, dx / dn = -(Jx' W Jx)^-1 Jx' W Jn in Gauss-Newton's approximation.
 """
 
 from __future__ import annotations
@@ -26,9 +30,9 @@ Solver = Callable[[Array], Solution]  # pixels (M, K, 2) to M poses
 def fixed_rotation_covariance(
     camera: Camera, rotation: Array, position: Array, points: Array, covariance: Array, mask: Mask | None = None
 ) -> Array:
-    """Position covariance (N, 3, 3) with the rotation held fixed, (J' W J)^-1: the paper's form.
+    """Return the position covariance (N, 3, 3) for a fixed rotation, (J' W J)^-1 (paper).
 
-    It is the whole truth only if the rotation is; after a full PnP it leaves out the rotation's own error.
+    It is complete only if the rotation is exact. After a full PnP it does not contain the error of the rotation.
     """
     by_pose, _ = _whitened(camera, rotation, position, points, covariance, mask)
     return _inverse(by_pose[..., :3])
@@ -44,9 +48,16 @@ def pose_covariance(
     *,
     intrinsics: Array | None = None,
 ) -> Array:
-    """Pose covariance (N, 6, 6) of a full PnP; its position part has the rotation marginalised out.
+    """Return the pose covariance (N, 6, 6) of a full PnP; the rotation is marginalised out of its position part.
 
-    ``intrinsics`` (9, 9) is the covariance of the camera's parameters in the order of ``INTRINSICS``.
+    Args:
+        camera: The camera.
+        rotation: See the module.
+        position: See the module.
+        points: See the module.
+        covariance: See the module.
+        mask: See the module.
+        intrinsics: Covariance (9, 9) of the camera's parameters in the order of ``INTRINSICS``. None: exact.
     """
     by_pose, by_intrinsics = _whitened(camera, rotation, position, points, covariance, mask)
     total = _inverse(by_pose)
@@ -66,10 +77,19 @@ def position_covariance(
     attitude: Array | None = None,
     intrinsics: Array | None = None,
 ) -> Array:
-    """Pose covariance (N, 6, 6) of a PnP for the position alone, with the attitude's error carried over.
+    """Return the pose covariance (N, 6, 6) of a PnP for the position only, with the attitude error propagated.
 
-    ``attitude`` (3, 3) or (N, 3, 3) is the covariance of the camera's given rotation about the runway axes; the
-    position moves with it, so that the two are correlated. Without it the attitude counts as exact.
+    The position depends on the given attitude, so their errors are correlated.
+
+    Args:
+        camera: The camera.
+        rotation: See the module.
+        position: See the module.
+        points: See the module.
+        covariance: See the module.
+        mask: See the module.
+        attitude: Covariance (3, 3) or (N, 3, 3) of the given rotation about the world axes. None: exact.
+        intrinsics: Covariance (9, 9) of the camera's parameters in the order of ``INTRINSICS``. None: exact.
     """
     by_pose, by_intrinsics = _whitened(camera, rotation, position, points, covariance, mask)
     by_position, by_angle = by_pose[..., :3], by_pose[..., 3:]
@@ -86,20 +106,26 @@ def position_covariance(
 
 
 def camera_attitude_covariance(attitude: Array, rotation: Array, mount: Array) -> Array:
-    """Covariance (N, 3, 3) of the camera's attitude from the aircraft's (3, 3), about the runway axes.
+    """Return the covariance (N, 3, 3) of the camera's attitude about the world axes.
 
-    ``mount`` (3, 3) is the covariance of the mounting angles about the camera axes, ``rotation`` (N, 3, 3) the
-    camera's.
+    Args:
+        attitude: Covariance of the vehicle's attitude (3, 3) about the world axes.
+        rotation: Rotations of the camera (N, 3, 3).
+        mount: Covariance of the mounting angles (3, 3) about the camera axes.
     """
     return attitude + _sandwich(_transpose(rotation), mount)
 
 
 def body_covariance(covariance: Array, rotation: Array, mount: Mount, mount_covariance: Array | None = None) -> Array:
-    """Pose covariance (N, 6, 6) of the aircraft's reference point from the camera's (N, 6, 6).
+    """Convert the pose covariance of the camera to that of the vehicle's reference point.
 
-    ``rotation`` (N, 3, 3) is the camera's. ``mount_covariance`` (6, 6) is that of the lever arm along the body
-    axes and of the mounting angles about the camera axes. After a PnP for the position alone the mounting angles
-    already count in the attitude: leave them zero here.
+    Args:
+        covariance: Pose covariances of the camera (N, 6, 6).
+        rotation: Rotations of the camera (N, 3, 3).
+        mount: Mounting of the camera.
+        mount_covariance: Covariance (6, 6) of the lever arm along the body axes and of the mounting angles about the
+            camera axes. After a PnP for the position only, set the mounting angles to zero, because the attitude
+            covariance already contains them.
     """
     outward = _transpose(rotation)
     arm = skew((outward @ mount.rotation) @ mount.lever_arm)
@@ -116,11 +142,15 @@ def body_covariance(covariance: Array, rotation: Array, mount: Mount, mount_cova
 
 
 def unscented_covariance(solve: Solver, pixels: Array, covariance: Array) -> Array:
-    """Pose covariance (6, 6) of one frame through 4 K sigma points, pixels (K, 2) and covariances (K, 2, 2) or
-    (2 K, 2 K).
+    """Return the pose covariance (6, 6) of one frame by the unscented transform with 4 K sigma points.
 
-    The sigma points lie sqrt(2 K) standard deviations out and weigh alike (kappa = 0), which keeps the result
-    positive semidefinite; it is taken about their mean.
+    The sigma points lie sqrt(2 K) standard deviations from the pixels and have equal weights (kappa = 0). This keeps
+    the result, taken about their mean, positive semidefinite.
+
+    Args:
+        solve: Solver.
+        pixels: Pixels (K, 2).
+        covariance: Covariances (K, 2, 2) or (2 K, 2 K).
     """
     count = len(pixels)
     offsets = _factor(covariance, count).T.reshape(2 * count, count, 2) * np.sqrt(2 * count)
@@ -128,18 +158,26 @@ def unscented_covariance(solve: Solver, pixels: Array, covariance: Array) -> Arr
 
 
 def monte_carlo_covariance(solve: Solver, pixels: Array, covariance: Array, draws: int = 1000, seed: int = 0) -> Array:
-    """Pose covariance (6, 6) of one frame from random pixels around its own (K, 2)."""
+    """Return the pose covariance (6, 6) of one frame by Monte Carlo.
+
+    Args:
+        solve: Solver.
+        pixels: Pixels (K, 2).
+        covariance: Covariances (K, 2, 2) or (2 K, 2 K).
+        draws: Number of random draws.
+        seed: Random seed.
+    """
     noise = np.random.default_rng(seed).normal(size=(draws, pixels.size))
     offsets = noise @ _factor(covariance, len(pixels)).T
     return _spread(solve, pixels, pixels + offsets.reshape(draws, *pixels.shape))
 
 
 def _spread(solve: Solver, pixels: Array, around: Array) -> Array:
-    """Covariance (6, 6) of the poses of many pixels (M, K, 2), as changes of the pose of the given ones."""
+    """Return the covariance (6, 6) of the poses of sampled pixels (M, K, 2), relative to the pose of the pixels."""
     centre, found = solve(pixels[None]), solve(around)
     if not (centre.converged.all() and found.converged.all()):
         reasons = sorted({reason for reason in centre.reasons + found.reasons if reason != "solved"})
-        raise HaloposeError(f"some pixels within the noise give no pose, so it has no covariance: {reasons[0]}")
+        raise HaloposeError(f"no pose, and so no covariance, for some pixels within the noise: {reasons[0]}")
     change = pose_difference(centre.rotation, centre.position, found.rotation, found.position)
     change = change - change.mean(0)
     return change.T @ change / len(change)
@@ -148,7 +186,7 @@ def _spread(solve: Solver, pixels: Array, around: Array) -> Array:
 def _whitened(
     camera: Camera, rotation: Array, position: Array, points: Array, covariance: Array, mask: Mask | None
 ) -> tuple[Array, Array]:
-    """Whitened Jacobians by pose (N, 2 K, 6) and by intrinsics (N, 2 K, 9), zero where masked out."""
+    """Return whitened Jacobians by pose (N, 2 K, 6) and by intrinsics (N, 2 K, 9); zero where masked out."""
     used: Mask = np.array(True) if mask is None else mask[..., None, None]
     rows = (len(position), 2 * points.shape[-2])
     by_pose = pose_jacobian(camera, rotation, position, points)
@@ -156,7 +194,7 @@ def _whitened(
     if covariance.ndim == 4:
         factor = np.linalg.inv(np.linalg.cholesky(np.where(used, covariance, np.eye(2))))
         by_pose, by_intrinsics = factor @ by_pose, factor @ by_intrinsics
-    # Not times zero: what is masked out may be anything, even behind the camera.
+    # np.where instead of a product with zero: masked points may be NaN or behind the camera.
     by_pose = np.where(used, by_pose, 0.0).reshape(*rows, 6)
     by_intrinsics = np.where(used, by_intrinsics, 0.0).reshape(*rows, 9)
     if covariance.ndim == 3:
@@ -167,13 +205,13 @@ def _whitened(
 
 
 def _factor(covariance: Array, count: int) -> Array:
-    """The Cholesky factor (2 K, 2 K) of covariances (K, 2, 2) or (2 K, 2 K) of one frame."""
+    """Return the Cholesky factor (2 K, 2 K) of covariances (K, 2, 2) or (2 K, 2 K) of one frame."""
     whole = block_diagonal(covariance[None], np.ones((1, 2 * count), dtype=bool))[0]
     return np.linalg.cholesky(whole)
 
 
 def _inverse(jacobian: Array) -> Array:
-    """(J' J)^-1 (N, P, P) of whitened Jacobians (N, M, P), with columns scaled alike first."""
+    """Return (J' J)^-1 (N, P, P) of whitened Jacobians (N, M, P); columns are scaled to unit length first."""
     scale = 1 / np.sqrt(np.square(jacobian).sum(1, keepdims=True))
     scaled = jacobian * scale
     return np.asarray(np.linalg.inv(_transpose(scaled) @ scaled) * (scale * _transpose(scale)))
