@@ -72,5 +72,5 @@ def test_images_that_were_seen_are_refused_and_numbers_that_coincide_are_said(
     assert not caplog.text
     check_unseen(np.arange(40), seen, "seen")  # as anybody's images that are counted from 0
     assert "4 of 40 images" in caplog.text
-    with pytest.raises(HaloposeError, match="seen: give others"):
+    with pytest.raises(HaloposeError, match="seen: give other"):
         check_unseen(np.arange(0, 400, 10), seen, "seen")
