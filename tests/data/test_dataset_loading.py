@@ -15,7 +15,7 @@ import yaml
 from halopose.data import coco
 from halopose.data.coco import parse_ground_truth, read_ground_truth
 from halopose.data.dataset import Dataset
-from halopose.data.dataset_loading import load_dataset
+from halopose.data.dataset_loading import exclude_images, load_dataset, load_train_val
 from halopose.data.storage.address import Address
 from halopose.data.synthetic_poses import World, synthesize
 from halopose.errors import HaloposeError
@@ -133,3 +133,30 @@ def test_names_that_no_file_can_have_are_one_line() -> None:
         with pytest.raises(HaloposeError) as error:
             load_dataset(Path(name), "train")
         assert "\n" not in str(error.value)
+
+
+def test_training_and_validation_data_of_a_yaml_and_of_two_json_files(tmp_path: Path) -> None:
+    data = yolo_set(tmp_path / "data")
+    train, val = load_train_val(data, "train", "val")
+    assert (len(train), len(val)) == (1, 2)
+    assert same(train, load_dataset(data, "train"))
+    for name, one in (("train", train), ("val", val)):
+        as_coco(one, tmp_path / f"{name}.json")
+    folders = {name: tmp_path / "data" / "images" / name for name in ("train", "val")}
+    found = load_train_val(
+        tmp_path / "train.json", "", str(tmp_path / "val.json"), images=folders["train"], val_images=folders["val"]
+    )
+    assert same(found[0], train)
+    assert same(found[1], val)
+    with pytest.raises(HaloposeError, match="--val"):
+        load_train_val(tmp_path / "train.json", "train", "val", images=folders["train"])
+
+
+def test_images_that_made_a_model_are_excluded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    val = load_dataset(yolo_set(tmp_path / "data"), "val")
+    first, second = np.sort(val.image_ids)
+    with caplog.at_level("INFO", "halopose"):
+        assert exclude_images(val, np.array([first, -1]), "the artifact").image_ids.tolist() == [second]
+    assert "1 of 2" in caplog.text
+    with pytest.raises(HaloposeError, match="the artifact: give more"):
+        exclude_images(val, val.image_ids, "the artifact", "give more")
