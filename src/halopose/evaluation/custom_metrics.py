@@ -1,4 +1,4 @@
-"""Metrics of plug-ins, computed beside the metrics of the protocol."""
+"""Metrics of plug-ins, computed in addition to those of the protocol."""
 
 from __future__ import annotations
 

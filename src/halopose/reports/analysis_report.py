@@ -157,7 +157,7 @@ def _strongest(result: dict[str, Any]) -> str:
 
 
 def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Key figures beside the recommendations."""
+    """Key figures next to the recommendations."""
     binned, found = result["tails"]["binned"], result["downweighting"]
     return [
         ("Median ν, scale by bins", freedom(binned["nu_median"])),

@@ -11,7 +11,7 @@ from halopose.evaluation.match_scores import KeypointGroup, MatchedDistribution,
 from halopose.evaluation.scores import Scores
 from halopose.reports.html import number, percent
 
-MIN_GROUP = 100  # keypoints from which a group is judged
+MIN_GROUP = 100  # smallest number of keypoints of a group with a verdict
 NAMED = 3  # groups that the verdict names
 MATCH_NAMES = {"oks": "matched by OKS", "box": "matched by box"}
 _LEVELS = (50, 90, 95, 99)

@@ -80,7 +80,7 @@ def _kinds(shift: ShiftResult) -> list[str]:
 
 
 def plots_of(shift: ShiftResult, name: str) -> list[Plot]:
-    """Error beside stated sigma, and shares flagged and covered, against severity."""
+    """Error and stated sigma, alarms and coverage, by severity."""
     rows = shift.of(name)
     severity = [row.severity for row in rows if row.name in (CLEAN, name)]
     x = Axis("severity", -0.2, max(severity) + 0.2, severity)

@@ -36,7 +36,7 @@ from halopose.studies.coco_ap import CocoScores, require_pycocotools
 from halopose.studies.residual_analysis import constant_predictions
 from halopose.types import Array, Progress, prefixed
 
-_AP_CONFIDENCE = 0.001  # lowest confidence of detections that count for AP, as usual
+_AP_CONFIDENCE = 0.001  # lowest confidence of detections for AP, the usual value
 REPORT_METRICS = {
     "ap": "AP",
     "ar": "AR",

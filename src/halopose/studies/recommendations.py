@@ -42,19 +42,19 @@ def _nu(value: float) -> str:
 
 def _dispersion(result: dict[str, Any]) -> dict[str, str]:
     image = result["shape"]["image"]
-    judged = max(int(image["judged"].sum()), 1)
-    turned = np.zeros(len(image["judged"]), dtype=bool)
+    tested = max(int(image["judged"].sum()), 1)
+    correlated = np.zeros(len(image["judged"]), dtype=bool)
     for frame in result["shape"].values():
-        turned |= frame["correlation_significant"] & (np.abs(frame["correlation"]) >= MIN_CORRELATION)
-    stretched = image["ratio_significant"] & (np.maximum(image["ratio"], 1 / image["ratio"]) >= MIN_RATIO)
+        correlated |= frame["correlation_significant"] & (np.abs(frame["correlation"]) >= MIN_CORRELATION)
+    anisotropic = image["ratio_significant"] & (np.maximum(image["ratio"], 1 / image["ratio"]) >= MIN_RATIO)
     value = "isotropic"
-    if turned.sum() >= MIN_SHARE * judged:
+    if correlated.sum() >= MIN_SHARE * tested:
         value = "full"
-    elif stretched.sum() >= MIN_SHARE * judged:
+    elif anisotropic.sum() >= MIN_SHARE * tested:
         value = "diagonal"
     why = (
-        f"{int(turned.sum())} of {judged} keypoints have correlated errors in x and y, in the image or relative to "
-        f"the limb. {int(stretched.sum())} have different errors in x and y."
+        f"{int(correlated.sum())} of {tested} keypoints have correlated errors in x and y, in the image or relative to "
+        f"the limb. {int(anisotropic.sum())} have different errors in x and y."
     )
     return {"setting": "dispersion", "value": value, "why": why}
 
