@@ -27,6 +27,7 @@ from tests.helpers.models import host_of, pose_model, write_scenes
 from halopose.data.files import read_json, write_text
 from halopose.data.films import FilmWriter
 from halopose.data.images import read_image
+from halopose.install_advice import install_command
 from research.fuzz.formats import hdf5_files
 
 if sys.version_info >= (3, 11):
@@ -78,8 +79,7 @@ FIT = "halopose fit {{data}} --base {{{base}}} -o mine.safetensors --imgsz 64 --
 PREDICT = "halopose predict {photo} --base {base} --artifact {heads} -o poses"
 COLLECT = "halopose collect file://{data} --base {base} --sizes 64 -o file://{here}/store"
 LAND = "halopose land simulate --rate 0.2 --no-animation -o landing"
-ULTRALYTICS, YOLONAS, ONNX = "halopose[ultralytics]", "halopose[yolonas]", "halopose[onnx]"
-PLOT = "halopose[plot]"
+ULTRALYTICS, YOLONAS, ONNX = install_command("ultralytics"), install_command("yolonas"), install_command("onnx")
 ROOMS = {
     "": Room(
         (
@@ -91,7 +91,7 @@ ROOMS = {
             Try(PREDICT, ULTRALYTICS),
             Try("halopose predict {photo}", "halopose-models"),
             Try("halopose predict {photo} --deployed {deployed}", ONNX),
-            Try("halopose plot report -o figure.pdf", PLOT),
+            Try("halopose plot report -o figure.pdf", install_command("plot")),
         )
     ),
     "ultralytics": Room(
@@ -101,9 +101,9 @@ ROOMS = {
             Try("halopose evaluate {data} --base {base} --artifact mine.safetensors --split val -o report"),
             Try("halopose track {film} --base {base} --artifact mine.safetensors -o tracks"),
             Try("halopose analyse {data} --base {base} -o analysis --imgsz 64"),
-            Try(FIT.format(base="base") + " --engine ray", "halopose[ray]"),
+            Try(FIT.format(base="base") + " --engine ray", install_command("ray")),
             Try("halopose predict {photo} --base {nas} --artifact mine.safetensors", YOLONAS),
-            Try("halopose finetune {data} --base {base} -o tuned.pt", "halopose[studies]"),
+            Try("halopose finetune {data} --base {base} -o tuned.pt", install_command("studies")),
         )
     ),
     "models": Room(
@@ -129,10 +129,13 @@ ROOMS = {
     "landing": Room(
         (Try("halopose world -o world --images 2"), Try(LAND, "halopose-models")),
         "models,ultralytics",
-        (Try("halopose land simulate --rate 0.2 -o landing"), Try(LAND + " --write csv,mcap", "halopose[recordings]")),
+        (
+            Try("halopose land simulate --rate 0.2 -o landing"),
+            Try(LAND + " --write csv,mcap", install_command("recordings")),
+        ),
     ),
     "recordings": Room(
-        (Try(LAND + " --write csv,mcap", "halopose-models"), Try(LAND + " --write rerun", "halopose[rerun]")),
+        (Try(LAND + " --write csv,mcap", "halopose-models"), Try(LAND + " --write rerun", install_command("rerun"))),
         "models,ultralytics",
         (
             Try(LAND + " --record there --write csv,mcap"),
@@ -143,7 +146,7 @@ ROOMS = {
         ),
     ),
     "rerun": Room(
-        (Try(LAND + " --write rerun", "halopose[recordings]"),),
+        (Try(LAND + " --write rerun", install_command("recordings")),),
         "models,ultralytics,recordings",
         (Try(LAND + " --write rerun"),),
     ),

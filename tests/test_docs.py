@@ -1,4 +1,4 @@
-"""What the documents show: commands parse with the options they have, links lead somewhere, snippets run."""
+"""Documentation: commands parse, links resolve, and snippets run."""
 
 import ast
 import re

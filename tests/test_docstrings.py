@@ -1,4 +1,4 @@
-"""Examples in docstrings run and give what they show; every public name has one."""
+"""Examples in docstrings run with the shown output; every public name has one."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Keypoints: what is stated, what follows from names and counts, and json content that reads back the same."""
+"""Keypoints: stated values, defaults from names and counts, and the JSON round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hub: shapes are checked, selections agree, and supervision's key points convert both ways."""
+"""PoseDistributions: shape checks, selections, and conversion to and from supervision."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Settings of an evaluation: what is no setting is refused in one line."""
+"""Settings of an evaluation: invalid values are one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public names: all there, each from one place, and none of them paid for by ``import halopose``."""
+"""Public names: complete, each from one module, and not loaded by ``import halopose``."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Orders against sorting in plain Python, which keeps ties in place."""
+"""Sort orders against the stable sort of Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibrations as files: what is read back calibrates the same to the last bit, and damage is one line."""
+"""Calibration files: bit-identical round trip, and one-line errors for damaged files."""
 
 from __future__ import annotations
 

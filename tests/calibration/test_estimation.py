@@ -1,4 +1,4 @@
-"""The Student-t against a global optimiser, the bound of dispersions against one that data were drawn with."""
+"""Student-t fits against a global optimiser, and the bound of dispersions on data drawn with a known bound."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Images that a calibration has seen are found, and what is left out is out of both sides."""
+"""Images used by a calibration are found and excluded from predictions and ground truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of kept and of pruned keypoints: each fits its own part, and both together the whole."""
+"""Student-t distributions of kept and of pruned keypoints: each fits its part, and both cover all keypoints."""
 
 import pytest
 import torch

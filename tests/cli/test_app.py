@@ -1,4 +1,4 @@
-"""The command line as a user meets it: one process each, exit codes and files."""
+"""The command line in separate processes: exit codes and files."""
 
 import csv
 import json

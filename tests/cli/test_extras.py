@@ -1,4 +1,4 @@
-"""What an extra would bring and is not there is one line that names the extra."""
+"""A missing optional dependency is a one-line error that names the extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of films: track and triangulate from predictions that are already there, and what goes wrong."""
+"""track and triangulate from existing predictions, and their errors."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Scoring without a model: no image is scored by what has seen it, and settings that contradict are one line."""
+"""Scoring without a model: calibration and scored images are disjoint, and contradicting settings are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few faults are left out and named, many refuse the whole."""
+"""A few invalid annotations are skipped and named; many are an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""COCO json: what is written reads back the same, and nothing a user can put in a file causes a traceback."""
+"""COCO JSON: lossless round trip, and no file content causes a traceback."""
 
 from __future__ import annotations
 

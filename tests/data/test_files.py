@@ -1,4 +1,4 @@
-"""User files: whole or not at all, and one line for each way to fail."""
+"""Output files: complete or absent, and one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes from headers agree with the decoder, and what would take too much memory is refused before decoding."""
+"""Sizes from headers agree with the decoder, and too large images are refused before decoding."""
 
 from __future__ import annotations
 

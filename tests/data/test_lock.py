@@ -1,4 +1,4 @@
-"""One at a time in a folder, and a killed process holds nothing."""
+"""One process per folder, and a killed process leaves no lock."""
 
 from __future__ import annotations
 

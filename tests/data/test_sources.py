@@ -1,4 +1,4 @@
-"""What a user names becomes files with distinct names, and what is missing is said at once."""
+"""Sources resolve to files with distinct names, and missing ones are reported at once."""
 
 from __future__ import annotations
 

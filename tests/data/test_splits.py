@@ -1,4 +1,4 @@
-"""Splits of images: whole images, even parts, and the same whatever the order of the data."""
+"""Splits of images: whole images, even parts, independent of the order of the data."""
 
 from __future__ import annotations
 

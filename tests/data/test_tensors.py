@@ -1,4 +1,4 @@
-"""Sealed files: equal bytes for equal content, and any flipped bit is noticed."""
+"""Files with a checksum: equal bytes for equal content, and any flipped bit is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The YOLO folder: labels are the same whatever the data set's format, and trainers can mirror."""
+"""YOLO folders: equal labels from every data set format, and mirroring in trainers."""
 
 from __future__ import annotations
 

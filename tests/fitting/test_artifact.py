@@ -1,4 +1,4 @@
-"""The artifact: what goes in comes out, and everything else is refused in one line."""
+"""Artifact files: lossless round trip, and one-line errors for other content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collecting: what is stored, that it resumes after any kill, and what it refuses."""
+"""Collecting features: stored content, resuming after kills, and refused inputs."""
 
 from __future__ import annotations
 

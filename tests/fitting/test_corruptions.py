@@ -1,4 +1,4 @@
-"""Corruptions: the same every time, worse with severity, and nothing moves."""
+"""Corruptions: deterministic, stronger with severity, and without geometric changes."""
 
 from __future__ import annotations
 

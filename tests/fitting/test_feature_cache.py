@@ -1,4 +1,4 @@
-"""The match store: what it gives back, and what it refuses."""
+"""Feature cache: returned content and refused files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What novelty flags of a store: against counting by hand, part by part, and never on what it has seen."""
+"""Out-of-distribution flags of a feature cache against direct counting, on images not used in fitting."""
 
 from __future__ import annotations
 

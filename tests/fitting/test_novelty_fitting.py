@@ -1,4 +1,4 @@
-"""Fitting novelty: its parts against scipy, and the whole on small scenes, stored and live."""
+"""Fitting the out-of-distribution model: its parts against scipy, and the whole on small scenes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading ahead: the same views in the same order whoever reads, few in memory, and nothing lost by a kill."""
+"""Prefetching: the same views in the same order for any readers, bounded memory, and no loss by kills."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Presets of a fit, and what they do that the paper does not."""
+"""Presets of a fit, and their departures from the paper."""
 
 from dataclasses import replace
 

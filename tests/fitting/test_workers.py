@@ -1,4 +1,4 @@
-"""Who collects what: the same store from any number of processes or parts, whoever is killed."""
+"""Division of work: the same feature cache from any number of processes or parts, also after kills."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A position with an uncertain attitude: the same as a pose with a prior, and honest about its error."""
+"""Position with an uncertain attitude: equal to a pose with a prior, and with a calibrated covariance."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Rates of alarms and of missed errors against what the risks allow, and the exclusion of a wrong corner."""
+"""Rates of alarms and of missed errors against the allocated risks, and exclusion of a wrong corner."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""PnP with one covariance of all keypoints: equal to the others where it must be, and right in spread."""
+"""PnP with a joint covariance of all keypoints: equal to the other forms in special cases, and calibrated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines beside corners: their Jacobians, where they lie, and what they add, against simulated solves."""
+"""Lines in addition to corners: Jacobians, positions, and the gain in simulated solves."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which host a model gets, which models get none, and who may import a framework."""
+"""The host of each model, models without a host, and which modules import a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint is handed out only if its hash is the known one; our own weights lie in their own package."""
+"""A checkpoint is used only if its hash is known; the shipped weights are in a separate package."""
 
 import hashlib
 import io

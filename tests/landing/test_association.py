@@ -1,4 +1,4 @@
-"""Sightings: the runway that geometry expects is chosen, whatever else is in view."""
+"""Association: the expected runway is selected among all detections."""
 
 from dataclasses import replace
 from types import SimpleNamespace

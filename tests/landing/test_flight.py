@@ -1,4 +1,4 @@
-"""Flights with made-up detections: solved, checked and fused consistently, whatever goes wrong in between."""
+"""Flights with simulated detections: solved, checked and fused consistently, also under faults."""
 
 from dataclasses import replace
 from types import SimpleNamespace

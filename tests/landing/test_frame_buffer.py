@@ -1,4 +1,4 @@
-"""Albums keep a bounded number of images, evenly, whatever the number of frames; they are near what was given."""
+"""The frame buffer keeps a bounded number of evenly spaced images, close to the originals."""
 
 import cv2
 import numpy as np

@@ -1,4 +1,4 @@
-"""A second look at a part of a large frame: in pixels of the whole frame, and only where it is worth it."""
+"""Region-of-interest refinement: results in pixels of the whole frame, and only where it helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixes as a navigator takes them: linear about where the aircraft is likeliest to be, however far off it was."""
+"""Vision fixes for the navigator: linearised at the most likely position, for any initial error."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""True positives: what pycocotools matches, joined from shards without loss, and never from unlike ones."""
+"""True positives: equal to pycocotools, joined from shards without loss, and never from incompatible ones."""
 
 from __future__ import annotations
 

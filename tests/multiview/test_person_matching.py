@@ -1,4 +1,4 @@
-"""Epipolar distances are chi-squares, whatever the lens."""
+"""Epipolar distances are chi-square distributed for every lens."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Scenes of known truth: who is who, covariances that hold, offsets found, files that other tools read."""
+"""Scenes with known truth: identities, calibrated covariances, time offsets, and files for other tools."""
 
 import csv
 import io

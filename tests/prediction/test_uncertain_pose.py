@@ -1,4 +1,4 @@
-"""The public face: the base's own detections with distributions in original pixels, and a whole fit."""
+"""UncertainPose: detections of the base model with distributions in original pixels, and a whole fit."""
 
 from __future__ import annotations
 

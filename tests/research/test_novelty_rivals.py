@@ -1,4 +1,4 @@
-"""The literature's rules on windows of several levels, against pytorch-ood; and what counts as spread."""
+"""Published out-of-distribution scores on several levels against pytorch-ood, and the spread over views."""
 
 from __future__ import annotations
 

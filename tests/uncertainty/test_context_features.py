@@ -1,4 +1,4 @@
-"""Signals against plain loops: who claims an object, how far apart the claims are, features between cells."""
+"""Context features against plain loops: overlapping boxes, their disagreement, and interpolated features."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The network beyond the window: what it sees, that it begins by saying nothing, and the bound it may have."""
+"""The context head: its inputs, its zero start, and its bound."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Ranks and quadratic forms of partly labelled objects against the same found one by one."""
+"""Ranks and quadratic forms of partly labelled objects against one object at a time."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Novelty: pooling, whitening and p-values against plain computations, and what a file keeps of it."""
+"""Out-of-distribution model: pooling, whitening and p-values against plain computations, and the file round trip."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Files of other tools: what is written is read again, real layouts are understood, damage is one line."""
+"""Files of other tools: round trips, real layouts, and one-line errors for damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in tar archives: the bytes that were put there, with the labels of their sample; damage is refused."""
+"""Images in tar archives: unchanged bytes with the labels of their sample; damaged archives are refused."""
 
 import io
 import tarfile

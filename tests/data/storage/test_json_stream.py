@@ -1,4 +1,4 @@
-"""Entries of long json: what the standard library reads, however the text is cut into chunks."""
+"""Entries of long JSON equal those of the standard library, for any chunk size."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Results survive whatever stops a run, and the next one goes on."""
+"""Results survive any interruption of a run, and the next run resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models as safetensors: what is read computes what was written, and damage is named."""
+"""Models as safetensors: equal outputs after a round trip, and errors for damaged files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Slow lies: what a drift of GNSS does to the filter is predicted exactly, found, and counted meanwhile."""
+"""Slow drifts of GNSS: their effect on the filter is predicted exactly, detected, and included in the levels."""
 
 from dataclasses import replace
 

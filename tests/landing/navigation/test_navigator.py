@@ -1,4 +1,4 @@
-"""The navigator against sources that lie, come late or stop: what it leaves out, never silently."""
+"""The navigator with faulty, late and missing sources: each exclusion is reported."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The factor of vision's variance: found from innovations of any make-up, and used where it belongs."""
+"""The factor of the vision variance: estimated from innovations, and applied to vision only."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Positions in all frames say the same; deviations and their sigmas against sampled positions; csv reads back."""
+"""Positions agree in all coordinate frames; deviations and sigmas against samples; CSV round trip."""
 
 import csv
 from dataclasses import replace

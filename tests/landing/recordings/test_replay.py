@@ -1,4 +1,4 @@
-"""A simulated approach written to files and read back is the same flight; what cannot be is said in one line."""
+"""A simulated approach written to files and read back is the same flight; impossible inputs are one-line errors."""
 
 import re
 from dataclasses import replace

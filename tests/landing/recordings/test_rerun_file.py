@@ -1,4 +1,4 @@
-"""A Rerun recording reads back with what the flight saw and believed; ellipses hold what they say."""
+"""A Rerun recording reads back with images, positions and ellipses of the stated probability."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Runways on the earth: there and back, against distances of pyproj's kind, and mistakes in one line."""
+"""Runways on the earth: round trips, geodesic distances, and one-line errors."""
 
 import json
 from pathlib import Path

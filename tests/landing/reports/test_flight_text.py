@@ -1,4 +1,4 @@
-"""A landing in words: terminal and page show the same numbers, with labels that have units."""
+"""Text of a landing: terminal and page show the same numbers, and labels have units."""
 
 import re
 

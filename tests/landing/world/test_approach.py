@@ -1,4 +1,4 @@
-"""Flights: derivatives against finite differences, the same flight at any rate, one world for all frames."""
+"""Approaches: derivatives against finite differences, the same flight at any rate, one world for all frames."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""The way from light to a recorded frame: the lens against OpenCV, what stays uncovered, each addition visible."""
+"""Camera effects: the lens against OpenCV, uncovered corners, and a visible effect of each option."""
 
 from dataclasses import replace
 

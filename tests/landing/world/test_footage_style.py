@@ -1,4 +1,4 @@
-"""What footage adds: cameras of many kinds, the same for the same seed, and nothing in the plain world."""
+"""Scenes of footage: many cameras, reproducible by seed, and no effect on plain scenes."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Markings and lights: symmetric, on the pavement, and telling the glide path."""
+"""Markings and lights: symmetric, on the pavement, and glide path lights that depend on the position."""
 
 from typing import Any
 
