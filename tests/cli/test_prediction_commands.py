@@ -495,7 +495,7 @@ def test_a_base_that_is_no_file_and_no_name_is_refused_with_the_known_names(
     for word in (f"no file {name}", "yolo11n-pose", "runway", "halopose fit"):
         assert word in line
     (tmp_path / "model.onnx").write_bytes(b"x")
-    assert "--deployed" in refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", "--base", "model.onnx")
+    assert "damaged" in refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", "--base", "model.onnx")
 
 
 def test_names_of_models_have_any_case_and_may_end_in_pt() -> None:
