@@ -113,7 +113,7 @@ def _detections(
 
 
 def _clutter(rng: np.random.Generator, world: World, image_ids: Array) -> Array:
-    """Persons to copy, displaced, as false detections, up to the number wanted in each image."""
+    """Choose persons to copy as displaced false detections, up to the number of detections per image."""
     images, counts = np.unique(image_ids, return_counts=True)
     missing = np.maximum(world.detections_per_image - counts, 0)
     first = np.searchsorted(image_ids, images)

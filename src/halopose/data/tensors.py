@@ -21,29 +21,32 @@ from halopose.data.storage.address import Address, Place
 from halopose.errors import HaloposeError
 
 _BLANK = "0" * 64
-_LONGEST = 100_000_000  # bytes of a header, as safetensors has it
-# The json stands in the header behind its checksum, as one entry: the order of several would not be fixed.
+_LONGEST = 100_000_000  # largest header in bytes, as in safetensors
+# Checksum and json are one metadata entry, because the order of several entries is not fixed.
 _SEAL = re.compile(rb'"halopose":"([0-9a-f]{64})')
 
 
 def write_tensors(path: Place | str, tensors: Mapping[str, Tensor], content: Any) -> None:
-    """Write a file whole or not at all; equal tensors and content are equal bytes."""
+    """Write a file atomically; equal tensors and content give identical bytes."""
     write_bytes(path, sealed(tensors, content))
 
 
 def sealed(tensors: Mapping[str, Tensor], content: Any) -> bytes:
-    """What ``write_tensors`` writes."""
+    """Return the bytes that ``write_tensors`` writes."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     body = json.dumps(content, sort_keys=True)
     data = save(plain, metadata={"halopose": _BLANK + body})
-    # The checksum is that of the file without it, so that it can stand in the file's own header.
+    # The checksum is computed with zeros in its place, so that it can be stored in the header.
     seal = hashlib.sha256(data).hexdigest().encode()
     begin = data.index(_BLANK.encode())
     return b"".join([data[:begin], seal, data[begin + len(seal) :]])
 
 
 def read_content(path: Place | str) -> Any:
-    """The json of a file, unchecked; None where the file is not one of ours. Only that is fetched."""
+    """Read the json content of a file without verifying the checksum; None for a file of another program.
+
+    Of a remote file only the header is downloaded.
+    """
     if isinstance(path, Address):
         return _content_at(path)
     try:
@@ -55,7 +58,7 @@ def read_content(path: Place | str) -> Any:
 
 
 def _content_at(address: Address) -> Any:
-    """The same from the header alone: its length in 8 bytes, then json."""
+    """Read the json content of a remote file from its header: 8 bytes of length, then json."""
     try:
         length = int.from_bytes(address.part(0, 8), "little")
         header = json.loads(address.part(8, 8 + min(length, _LONGEST)))
@@ -66,7 +69,7 @@ def _content_at(address: Address) -> Any:
 
 
 def check_seal(path: Place | str) -> None:
-    """Refuse a file of ours that is not as it was written."""
+    """Raise a HaloposeError unless the checksum of the file is correct."""
     try:
         data = (path.local() if isinstance(path, Address) else Path(path)).read_bytes()
     except OSError as error:

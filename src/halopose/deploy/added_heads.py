@@ -36,7 +36,7 @@ ROW_CANDIDATES = 1000  # best cells among which the rows that a file has chosen 
 
 
 class TracedTensors(Traceable):
-    """A host's tensors as the heads take them: decoded predictions, feature maps, and chosen rows."""
+    """Converts a host's tensors to inputs of the heads: decoded predictions, feature maps and selected rows."""
 
     def __init__(self, host: OnnxHost) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class TracedTensors(Traceable):
 
 
 def cells_of_rows(chosen: Tensor, scores: Tensor, points: Callable[[Tensor], Tensor], shape: tuple[int, int]) -> Tensor:
-    """Cell (B, R) of every row (B, R, 6 + K * dimensions) that a file has chosen: rows are copies of a cell's values.
+    """Return the cell (B, R) of every row (B, R, 6 + K * dimensions) that a file selects; rows copy a cell's values.
 
     Args:
         chosen: The rows.
@@ -125,7 +125,7 @@ class AddedHeads(nn.Module):
 
 
 def add_heads(host: OnnxHost, artifact: Artifact, settings: ExportSettings | None = None) -> ModelProto:
-    """The host's file with heads; every node, initialiser and output of the file stays as it is.
+    """Add heads to the host's file; all nodes, initialisers and outputs of the file stay unchanged.
 
     Args:
         host: The file.
@@ -140,7 +140,7 @@ def add_heads(host: OnnxHost, artifact: Artifact, settings: ExportSettings | Non
     model = joined(host, added, tensors_of(host))
     facts = facts_of(host, tensors, artifact, replace(settings, imgsz=_imgsz(host, artifact, settings)))
     write_facts(model, replace(facts, file=file_facts(host)))
-    open_session(model.SerializeToString(), host.path, None)  # onnx's own checker refuses what some tools write
+    open_session(model.SerializeToString(), host.path, None)  # onnx's checker rejects the output of some tools
     return model
 
 
@@ -231,7 +231,7 @@ def example_tensors(host: OnnxHost) -> tuple[dict[str, Tensor], dict[str, dict[i
 
 
 def joined(host: OnnxHost, added: ModelProto, sources: list[str]) -> ModelProto:
-    """The host's model, followed by nodes that read its tensors.
+    """Append nodes that read tensors of the host's model.
 
     Args:
         host: The file.
@@ -253,7 +253,7 @@ def joined(host: OnnxHost, added: ModelProto, sources: list[str]) -> ModelProto:
         return name if not name or name in own else PREFIX + name
 
     for value, source in zip(added.graph.input, sources, strict=False):
-        # Heads compute in single precision, whatever the file does.
+        # Heads compute in single precision, also for a file in half precision.
         target = name_of(value.name)
         graph.node.append(onnx.helper.make_node("Cast", [source], [target], name=f"{PREFIX}from/{value.name}", to=1))
     graph.input.extend(added.graph.input[len(sources) :])

@@ -138,7 +138,7 @@ class EndToEnd(nn.Module):
         factors, cells, *novelty = self.heads(traced, area)
         image, label, cell, score, values = self._detections(traced, letterbox)
         match = cells[image] == cell[:, None]  # (N, M)
-        known = torch.nonzero(match.any(dim=1))[:, 0]  # detections beyond the cells with covariances are left out
+        known = torch.nonzero(match.any(dim=1))[:, 0]  # detections without covariances are left out
         image, label, score, values, match = (each[known] for each in (image, label, score, values, match))
         place = match.to(torch.float32).argmax(dim=1)
         gain, pad, size = gain[image], pad[image], size[image]

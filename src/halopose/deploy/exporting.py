@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def export_model(host: Host, artifact: Artifact, settings: ExportSettings | None = None) -> ModelProto:
-    """The model with heads as one graph: heads are added to an ONNX file, other models are traced with their heads.
+    """Build one graph of model and heads: heads are added to an ONNX file; other models are traced with their heads.
 
     Args:
         host: Base model.

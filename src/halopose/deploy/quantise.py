@@ -26,7 +26,10 @@ MOST_IMAGES = 128  # images for the activation ranges
 
 
 def to_half(model: ModelProto) -> ModelProto:
-    """Half precision up to the last convolutions; beyond, coordinates near 640 would be rounded to half a pixel."""
+    """Convert the model to half precision up to the last convolutions.
+
+    The decoding stays in single precision: half precision would round coordinates near 640 to 0.5 pixels.
+    """
     onnx = require_onnx()
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -75,7 +78,7 @@ def _parted(model: ModelProto) -> tuple[ModelProto, GraphProto]:
 
 
 def to_int8(model: ModelProto, images: Iterable[NamedImage]) -> ModelProto:
-    """Backbone and neck in 8 bits, with the quantiser of ONNX Runtime.
+    """Quantise backbone and neck to 8 bits with ONNX Runtime.
 
     The head of the framework stays in single precision: its outputs are pixels, which lose most in 8 bits.
 
@@ -112,7 +115,7 @@ def to_int8(model: ModelProto, images: Iterable[NamedImage]) -> ModelProto:
 
 
 def _sorted(nodes: list[Any]) -> list[Any]:
-    """Every node behind those whose results it takes: the converter puts its casts last."""
+    """Sort nodes topologically, because the converter appends its casts at the end."""
     made = {name for node in nodes for name in node.output}
     ordered: list[Any] = []
     while nodes:
@@ -128,7 +131,7 @@ def _sorted(nodes: list[Any]) -> list[Any]:
 
 
 class _Reader:
-    """Inputs one by one, as the quantiser asks for them."""
+    """Data reader of the quantiser: prepared inputs, one at a time."""
 
     def __init__(self, facts: Facts, images: Iterable[NamedImage]) -> None:
         self.inputs = self._prepared(facts, images)

@@ -33,7 +33,7 @@ def solve_with_attitude(observations: Observations) -> Solution:
     The points alone must determine a first position; lines count in addition to them.
 
     Args:
-        observations: points and pixels with given rotations.
+        observations: Points and pixels with given rotations.
 
     Returns:
         Positions of N frames. The covariance (N, 6, 6) holds the given attitude covariance as its rotation part, and
@@ -73,9 +73,9 @@ def step_with_attitude(observations: Observations, p_world: Array, *, steps: int
     the errors of the pixels. The weights at a solution do, which makes a solution look the surer the nearer it errs.
 
     Args:
-        observations: points and pixels with given rotations.
-        p_world: positions (N, 3) to start from.
-        steps: number of steps.
+        observations: Points and pixels with given rotations.
+        p_world: Positions (N, 3) to start from.
+        steps: Number of steps.
 
     Returns:
         Positions (N, 3), costs (N,) and covariances (N, 6, 6).

@@ -69,12 +69,12 @@ class Risks:
     """Probabilities per frame.
 
     Attributes:
-        false_alarm: probability of an alarm without a fault.
-        integrity: probability of an error beyond a level without an alarm.
-        fault_probability: prior probability that a point is wrong beyond its covariance.
-        odds: largest odds, after an alarm, of another point being the wrong one. Above them the frame is not used.
-        pairs: pairs of points that are wrong together more often than independent points, with their probability.
-        budget: largest probability of faults that no hypothesis covers; above it levels are infinite. Default:
+        false_alarm: Probability of an alarm without a fault.
+        integrity: Probability of an error beyond a level without an alarm.
+        fault_probability: Prior probability that a point is wrong beyond its covariance.
+        odds: Largest odds, after an alarm, of another point being the wrong one. Above them the frame is not used.
+        pairs: Pairs of points that are wrong together more often than independent points, with their probability.
+        budget: Largest probability of faults that no hypothesis covers; above it levels are infinite. Default:
             ``integrity``.
     """
 
@@ -113,13 +113,13 @@ class Assessment:
     """Checked positions of N frames.
 
     Attributes:
-        solution: solutions after exclusion.
-        mask: points in use (N, K).
-        excluded: index of the excluded point (N,), or -1.
-        verdict: codes of ``Verdict`` (N,).
-        levels: protection levels (N, A) along the axes, in the unit of the points; infinite where there is no bound.
+        solution: Solutions after exclusion.
+        mask: Points in use (N, K).
+        excluded: Index of the excluded point (N,), or -1.
+        verdict: Codes of ``Verdict`` (N,).
+        levels: Protection levels (N, A) along the axes, in the unit of the points; infinite where there is no bound.
         statistic: chi-square with all points (N,).
-        shares: decrease of the chi-square when a point is left out (N, K).
+        shares: Decrease of the chi-square when a point is left out (N, K).
     """
 
     solution: Solution
@@ -176,10 +176,10 @@ def assess(
     position.
 
     Args:
-        observations: points and pixels of N frames.
-        risks: probabilities of false alarms and of errors beyond the levels.
-        axes: unit vectors (A, 3) in world axes along which to bound the error.
-        check: run the consistency check; without it every solution is accepted.
+        observations: Points and pixels of N frames.
+        risks: Probabilities of false alarms and of errors beyond the levels.
+        axes: Unit vectors (A, 3) in world axes along which to bound the error.
+        check: Run the consistency check; without it every solution is accepted.
     """
     risks = risks or Risks()
     fewest = _FEWEST[observations.R_cam_world is not None]

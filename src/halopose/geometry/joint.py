@@ -25,8 +25,8 @@ def solve_jointly(observations: Observations, *, ground: bool = True) -> Solutio
     The search starts from the solution of independent keypoints, and from both poses that a plane allows.
 
     Args:
-        observations: with a covariance (N, 2 K, 2 K), such as ``PoseDistributions.joint_covariance``.
-        ground: the points lie on the ground, as for ``solve_pose``.
+        observations: With a covariance (N, 2 K, 2 K), such as ``PoseDistributions.joint_covariance``.
+        ground: The points lie on the ground, as for ``solve_pose``.
 
     Example:
         >>> from halopose.geometry.camera import Camera, look, project_points
@@ -61,8 +61,8 @@ def position_ellipsoid(solution: Solution, probability: float, nu: float = math.
 
     Args:
         solution: N poses or positions.
-        probability: probability that an ellipsoid contains the true position.
-        nu: degrees of freedom of the keypoints' joint Student-t (``joint_dof``); infinite for a Gaussian.
+        probability: Probability that an ellipsoid contains the true position.
+        nu: Degrees of freedom of the keypoints' joint Student-t (``joint_dof``); infinite for a Gaussian.
 
     Example:
         >>> from halopose.geometry.camera import Camera, look, project_points

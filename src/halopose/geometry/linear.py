@@ -21,10 +21,10 @@ class Linearisation:
     """Solutions with all points and without each of G groups of them; infinite where there is none.
 
     Attributes:
-        covariance: of the position with all points (N, 3, 3).
-        covariance_without: of the position without each group (N, G, 3, 3).
-        separation: change of the position when a group is left out (N, G, 3).
-        shares: decrease of the chi-square when a group is left out (N, G). Without a fault it is chi-square with two
+        covariance: Of the position with all points (N, 3, 3).
+        covariance_without: Of the position without each group (N, G, 3, 3).
+        separation: Change of the position when a group is left out (N, G, 3).
+        shares: Decrease of the chi-square when a group is left out (N, G). Without a fault it is chi-square with two
             degrees of freedom per point.
     """
 
@@ -38,9 +38,9 @@ def linearise(observations: Observations, solution: Solution, groups: Mask | Non
     """Linearise at the solutions of N frames, all of which have converged.
 
     Args:
-        observations: points and pixels of N frames.
-        solution: their solutions.
-        groups: which points (G, K) to leave out together; default: each point alone.
+        observations: Points and pixels of N frames.
+        solution: Their solutions.
+        groups: Which points (G, K) to leave out together; default: each point alone.
     """
     given, mask = observations.R_cam_world, observations.used
     R_cam_world = solution.rotation if given is None else given

@@ -18,16 +18,16 @@ class Observations:
     """Points seen in N images, and what is known of the camera's rotation and intrinsics.
 
     Attributes:
-        camera: the camera of all images.
+        camera: The camera of all images.
         points: (K, 3) or (N, K, 3), in world axes. All must be finite, masked ones included.
         pixels: (N, K, 2).
-        covariance: pixel^2; (N, K, 2, 2), or (N, 2 K, 2 K) in the order u1, v1, u2, ... for correlated points.
-        R_cam_world: given rotations (N, 3, 3), world to camera; None if they are unknown.
-        attitude_covariance: rad^2; (3, 3) or (N, 3, 3) of the given rotations about the world axes. None: exact.
+        covariance: In pixel^2; (N, K, 2, 2), or (N, 2 K, 2 K) in the order u1, v1, u2, ... for correlated points.
+        R_cam_world: Given rotations (N, 3, 3), world to camera; None if they are unknown.
+        attitude_covariance: In rad^2; (3, 3) or (N, 3, 3) of the given rotations about the world axes. None: exact.
         intrinsics_covariance: (9, 9) of the camera's parameters in the order of ``INTRINSICS``. None: exact.
         shared: (N, K, 2, M), the shift of the points in pixels by each of M standard normal causes that they share.
             ``covariance`` is then only the independent part.
-        lines: straight edges that are measured in addition to the points, independent of them.
+        lines: Straight edges that are measured in addition to the points, independent of them.
         mask: (N, K), true for the points to use. None: all.
         nu: (K,) or (N, K) degrees of freedom of Student-t residuals with ``covariance`` as scale. None: Gaussian.
     """
@@ -111,7 +111,7 @@ def block_diagonal(covariance: Array, kept: Mask) -> Array:
 
     Args:
         covariance: (N, K, 2, 2) or (N, 2 K, 2 K).
-        kept: coordinates in use (N, 2 K).
+        kept: Coordinates in use (N, 2 K).
     """
     frames, count = len(covariance), kept.shape[1] // 2
     result = covariance

@@ -100,7 +100,7 @@ class Solution(Minimum):
             is zero where the rotation was given as exact.
         dof: (N,) degrees of freedom of the cost.
         failure: (N,) codes of ``Failure``.
-        alternative: the other pose that a plane of points allows, refined as well.
+        alternative: The other pose that a plane of points allows, refined as well.
     """
 
     covariance: Array
@@ -133,10 +133,10 @@ def solve_pose(
     """Find rotation and position of the camera from four or more points.
 
     Args:
-        observations: points and pixels; a given rotation is not used.
-        start: rotation (N, 3, 3) and position (N, 3) to start from. Default: the two poses that the plane through
+        observations: Points and pixels; a given rotation is not used.
+        start: Rotation (N, 3, 3) and position (N, 3) to start from. Default: the two poses that the plane through
             the points allows.
-        ground: the points lie on the ground (z up), so a camera below them is refused.
+        ground: The points lie on the ground (z up), so a camera below them is refused.
 
     Returns:
         Poses of N frames.
@@ -316,9 +316,9 @@ def first_poses(problem: Problem, extent: Array, axes: Array, failed: Mask) -> t
 
     Args:
         problem: N frames.
-        extent: extents (3, N) by ``principal``.
-        axes: axes (3, 3, N) by ``principal``.
-        failed: frames (N,) that have failed already and are skipped.
+        extent: Extents (3, N) by ``principal``.
+        axes: Axes (3, 3, N) by ``principal``.
+        failed: Frames (N,) that have failed already and are skipped.
     """
     if ((extent[2] <= _PLANAR * extent[1]) | failed).all():
         rotation = _planar_rotations(problem, extent, axes)
@@ -562,7 +562,7 @@ def refine(problem: Problem, first: Pose, free: int) -> tuple[Fit, Mask]:
     Args:
         problem: N frames.
         first: N poses to start from.
-        free: number of unknowns: 6, or 3 where the rotation is fixed.
+        free: Number of unknowns: 6, or 3 where the rotation is fixed.
 
     Returns:
         The fits, and the frames that converged (N,).

@@ -1,6 +1,6 @@
-"""DeepLabCut's csv and h5 tables, which Lightning Pose, EKS and Anipose share.
+"""DeepLabCut's csv and h5 tables, also used by Lightning Pose, EKS and Anipose.
 
-Columns have three or four header rows: scorer, individuals (of several animals), bodyparts, coords. Rows are frames.
+Columns have three or four header rows: scorer, individuals (with several animals), bodyparts, coords. Rows are frames.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _BROKEN = (
     pickle.UnpicklingError, AttributeError, EOFError, IndexError, KeyError, MemoryError, OverflowError, RecursionError,
     TypeError, ValueError,
 )  # fmt: skip
-_ANY_INDEX = 3  # columns of an index: a frame or a path, or three parts of a path
+_ANY_INDEX = 3  # largest number of index columns: a frame, a path, or three parts of a path
 
 
 def is_deeplabcut_csv(head: str) -> bool:
-    """Whether the beginning of a text file is that of DeepLabCut's csv."""
+    """Return whether the beginning of a text file is that of DeepLabCut's csv."""
     rows = head.splitlines()[:4]
     first = [row.split(",", 1)[0].strip() for row in rows]
     return len(rows) >= 3 and first[0] == "scorer" and "bodyparts" in first and "coords" in first
 
 
 def read_deeplabcut_csv(path: Path, text: str) -> PoseTable:
-    """Poses of a csv file."""
+    """Read the poses of a csv file."""
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     levels = 0
     while levels < min(len(rows), len(_LEVELS)) and rows[levels][0] in _LEVELS:
@@ -45,14 +45,14 @@ def read_deeplabcut_csv(path: Path, text: str) -> PoseTable:
         raise HaloposeError(f"{path} is not DeepLabCut's csv: it needs header rows scorer, bodyparts and coords")
     header = {row[0]: row for row in rows[:levels]}
     width = len(header["coords"])
-    index = next((n for n in range(1, width) if header["coords"][n].strip()), width)  # blank over an index
+    index = next((n for n in range(1, width) if header["coords"][n].strip()), width)  # blank above index columns
     if index > _ANY_INDEX:
-        raise HaloposeError(f"{path}: coords names no column")
+        raise HaloposeError(f"{path}: the header row coords is empty: write the file again")
     columns = [tuple(header[level][n] if level in header else "" for level in _LEVELS[1:]) for n in range(index, width)]
     for number, row in enumerate(rows[levels:], levels + 1):
         if len(row) > width or len(row) < index:
-            raise HaloposeError(f"{path}: line {number} has {len(row)} columns, the header {width}")
-        row += [""] * (width - len(row))  # of frames without labels
+            raise HaloposeError(f"{path}: line {number} has {len(row)} columns, the header has {width}")
+        row += [""] * (width - len(row))  # frames without labels may have short rows
     try:
         values = np.array([[float(v) if v.strip() else np.nan for v in row[index:]] for row in rows[levels:]])
     except ValueError:
@@ -61,7 +61,7 @@ def read_deeplabcut_csv(path: Path, text: str) -> PoseTable:
 
 
 def read_deeplabcut_h5(path: Path, file: Any) -> PoseTable:
-    """Poses of an open HDF5 file that pandas wrote, in either of its two layouts."""
+    """Read the poses of an open HDF5 file that pandas wrote, in either of its two layouts."""
     for group in file.values():
         if hasattr(group, "get") and group.get("block0_values") is not None:
             return _read_fixed(path, group)
@@ -85,7 +85,7 @@ def read_deeplabcut_h5(path: Path, file: Any) -> PoseTable:
 
 
 def _read_fixed(path: Path, group: Any) -> PoseTable:
-    """Poses of pandas' fixed layout: levels of names, and for each column and row the number of its name."""
+    """Read poses in pandas' fixed layout, which stores names by level and an index of the name per row and column."""
     values = np.asarray(group["block0_values"][:], dtype=float)
     columns = _names_of(path, group, "block0_items")
     labels = ["/".join(row) for row in _names_of(path, group, "axis1")]
@@ -97,7 +97,7 @@ def _read_fixed(path: Path, group: Any) -> PoseTable:
 
 
 def _names_of(path: Path, group: Any, axis: str) -> list[tuple[str, ...]]:
-    """Names of an axis: one for each level."""
+    """Read the names of the rows or columns of an axis, one name per level."""
     if axis in group:
         return [(_text(value),) for value in group[axis][:].tolist()]
     levels: list[list[str]] = []
@@ -112,7 +112,7 @@ def _names_of(path: Path, group: Any, axis: str) -> list[tuple[str, ...]]:
 
 
 def write_deeplabcut_csv(table: PoseTable) -> str:
-    """The csv text of a table, with x_var, xy_cov and y_var of each keypoint if there are covariances."""
+    """Return the csv text of a table, with x_var, xy_cov and y_var of each keypoint if there are covariances."""
     many = len(np.unique(table.tracks)) > 1
     tracks = np.unique(table.tracks).tolist() if many else [None]
     coords = ("x", "y", "likelihood", *(_COVARIANCE if table.covariance is not None else ()))
@@ -137,7 +137,7 @@ def write_deeplabcut_csv(table: PoseTable) -> str:
 
 
 def _values(table: PoseTable) -> dict[str, Array]:
-    """Values (N, K) by coordinate name."""
+    """Return values (N, K) by coordinate name."""
     gone = table.missing
     values = {"x": table.keypoints[..., 0], "y": table.keypoints[..., 1], "likelihood": table.scores}
     if table.covariance is not None:
@@ -153,7 +153,7 @@ def _individual(table: PoseTable, track: int | None) -> str:
 
 
 def _table(path: Path, columns: Sequence[tuple[str, ...]], labels: list[str], values: Array) -> PoseTable:
-    """Poses from columns (individual, bodypart, coord), labels (R,) of the rows and values (R, C)."""
+    """Return poses from columns (individual, bodypart, coord), labels of the rows (R,) and values (R, C)."""
     place = {column: number for number, column in enumerate(columns)}
     if len(place) < len(columns):
         raise HaloposeError(f"{path}: the header names a column twice")
@@ -198,7 +198,7 @@ def _table(path: Path, columns: Sequence[tuple[str, ...]], labels: list[str], va
 
 
 def _frames(labels: list[str]) -> tuple[Array, dict[int, str]]:
-    """Frame numbers, from whole numbers or from names of images."""
+    """Return frame numbers from row labels that are whole numbers or image names, and the image names."""
     try:
         numbers = np.array([int(float(label)) if float(label) == int(float(label)) else -1 for label in labels])
     except (ValueError, OverflowError):
@@ -209,14 +209,14 @@ def _frames(labels: list[str]) -> tuple[Array, dict[int, str]]:
 
 
 class _Names(pickle.Unpickler):
-    """Reads lists and tuples of strings and numbers, and nothing else: no class is ever looked up."""
+    """Unpickler of lists and tuples of strings and numbers; it loads no classes, so no code can run."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not a name of a column")
 
 
 def _columns_of(path: Path, group: Any, table: Any) -> list[tuple[str, ...]]:
-    """Column names (individual, bodypart, coord), which PyTables keeps as a pickled attribute."""
+    """Read column names (individual, bodypart, coord), which PyTables stores as a pickled attribute."""
     kept = table.attrs.get("values_block_0_kind", group.attrs.get("non_index_axes"))
     try:
         raw = kept.tobytes() if isinstance(kept, np.ndarray) else bytes(kept)

@@ -41,14 +41,14 @@ def is_openpose(content: Any) -> bool:
 
 
 def is_mmpose(content: Any) -> bool:
-    """Whether parsed json comes from MMPose: frames with instances, or the instances of one image."""
+    """Return whether parsed json comes from MMPose: frames with instances, or the instances of one image."""
     if isinstance(content, dict):
         return isinstance(content.get("instance_info"), list)
     return isinstance(content, list) and bool(content) and _is(content[0], ("keypoint_scores", "instances"))
 
 
 def is_mediapipe(content: Any) -> bool:
-    """Whether parsed json holds landmarks of MediaPipe: of one image, or a list of frames."""
+    """Return whether parsed json has landmarks of MediaPipe, of one image or of a list of frames."""
     first = content[0] if isinstance(content, list) and content else content
     if isinstance(first, dict) and isinstance(first.get("frames"), list) and first["frames"]:
         first = first["frames"][0]
@@ -60,7 +60,12 @@ def _is(entry: Any, keys: Sequence[str]) -> bool:
 
 
 def read_openpose(path: Path, frames: Sequence[tuple[int, str, Any]]) -> PoseTable:
-    """Poses of frames, each with its number, the name of its file, and its parsed json."""
+    """Read poses.
+
+    Args:
+        path: Name of the source in messages.
+        frames: Number, file name and parsed json of each frame.
+    """
     rows: list[Any] = []
     numbers: list[int] = []
     tracks: list[int] = []
@@ -84,7 +89,7 @@ def read_openpose(path: Path, frames: Sequence[tuple[int, str, Any]]) -> PoseTab
 
 
 def read_mmpose(path: Path, content: Any) -> PoseTable:
-    """Poses of a film or an image."""
+    """Read the poses of a film or an image."""
     meta = content.get("meta_info") if isinstance(content, dict) else None
     frames = content["instance_info"] if isinstance(content, dict) else content
     if frames and not _is(frames[0], ("instances",)):
@@ -108,7 +113,7 @@ def read_mmpose(path: Path, content: Any) -> PoseTable:
         corners = [_flat(person["bbox"]) for _, person in people]
         boxes = _numbers(path, corners, "bbox")
         if boxes.shape[1:] != (4,):
-            raise HaloposeError(f"{path}: bbox is x1, y1, x2, y2")
+            raise HaloposeError(f"{path}: bbox needs four numbers x1, y1, x2, y2 in every instance")
     if people and all(isinstance(person.get("bbox_score"), float) for _, person in people):
         pose_scores = np.array([person["bbox_score"] for _, person in people])
     tracks = [_whole(person.get("track_id"), -1) for _, person in people]
@@ -120,7 +125,7 @@ def read_mmpose(path: Path, content: Any) -> PoseTable:
 
 
 def read_mediapipe(path: Path, content: Any, size: tuple[int, int] | None) -> PoseTable:
-    """Poses from landmarks, which are shares of the image.
+    """Read poses from landmarks, whose coordinates are shares of the image.
 
     Args:
         path: Name of the file in messages.
@@ -135,7 +140,9 @@ def read_mediapipe(path: Path, content: Any, size: tuple[int, int] | None) -> Po
             size = stated  # type: ignore[assignment]
         frames = content.get("frames", [content])
     if size is None:
-        raise HaloposeError(f"{path}: MediaPipe states shares of the image: give its size, as in --size 1280x720")
+        raise HaloposeError(
+            f"{path}: MediaPipe's landmarks are shares of the image: give its size, as in --size 1280x720"
+        )
     rows: list[Any] = []
     numbers: list[int] = []
     for place, frame in enumerate(frames):
@@ -159,7 +166,7 @@ def read_mediapipe(path: Path, content: Any, size: tuple[int, int] | None) -> Po
 
 
 def write_openpose(table: PoseTable) -> dict[int, dict[str, Any]]:
-    """One json object for each frame, by number."""
+    """Return one json object per frame, by frame number."""
     frames: dict[int, dict[str, Any]] = {frame: {"version": 1.3, "people": []} for frame in _range(table)}
     for row, frame in enumerate(table.frames.tolist()):
         person: dict[str, Any] = {
@@ -173,7 +180,7 @@ def write_openpose(table: PoseTable) -> dict[int, dict[str, Any]]:
 
 
 def write_mmpose(table: PoseTable) -> dict[str, Any]:
-    """The json object of a film."""
+    """Return the json object of a film."""
     frames: dict[int, list[dict[str, Any]]] = {frame: [] for frame in np.unique(table.frames).tolist()}
     for row, frame in enumerate(table.frames.tolist()):
         triples = _triples(table, row)
@@ -193,7 +200,7 @@ def write_mmpose(table: PoseTable) -> dict[str, Any]:
 
 
 def write_mediapipe(table: PoseTable) -> dict[str, Any]:
-    """Landmarks of frames as shares of the image, with the image's size."""
+    """Return landmarks of frames as shares of the image, with the size of the image."""
     if table.size is None:
         raise HaloposeError("MediaPipe's landmarks are shares of the image: give its size, as in --size 1280x720")
     width, height = table.size
@@ -210,7 +217,7 @@ def write_mediapipe(table: PoseTable) -> dict[str, Any]:
 
 
 def default_names(count: int) -> tuple[str, ...]:
-    """Names of COCO's, OpenPose's, Halpe's or MediaPipe's keypoints by their number, else numbered ones."""
+    """Return the names of COCO's, OpenPose's, Halpe's or MediaPipe's keypoints by their number, else numbered names."""
     return _NAMES.get(count, tuple(f"keypoint_{k}" for k in range(count)))
 
 
@@ -238,7 +245,7 @@ def _landmark(path: Path, frame: int, mark: Any) -> list[Any]:
 
 
 def _whole(value: Any, otherwise: int) -> int:
-    """A whole number that json and arrays hold exactly, else another one."""
+    """Return the value if it is an integer that floats represent exactly, else ``otherwise``."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53 else otherwise
 
 
@@ -247,7 +254,7 @@ def _flat(values: Any) -> Any:
 
 
 def _numbers(path: Path, rows: list[Any], what: str, dimensions: int = 2) -> Array:
-    """Array of rows of numbers, all of the same shape."""
+    """Return rows of numbers of equal shape as an array."""
     if not rows:
         raise HaloposeError(f"{path} holds no poses: nothing to do")
     try:
@@ -260,7 +267,7 @@ def _numbers(path: Path, rows: list[Any], what: str, dimensions: int = 2) -> Arr
 
 
 def _matrices(path: Path, rows: list[Any]) -> Array | None:
-    """Covariances (N, K, 2, 2), or None where a pose has none."""
+    """Return covariances (N, K, 2, 2); None if a pose has none."""
     if not rows or any(row is None for row in rows):
         return None
     values = _numbers(path, rows, "covariances", 3)

@@ -54,12 +54,12 @@ class PoseTable:
         return np.asarray(~np.isfinite(self.keypoints).all(-1))
 
     def checked(self, path: object) -> PoseTable:
-        """The table, if its numbers can be those of a tool; ``path`` names the file in messages."""
+        """Validate the table and return it; ``path`` is used in messages."""
         count, keypoints = len(self.frames), len(self.names)
         if not count:
             raise HaloposeError(f"{path} holds no poses: nothing to do")
         if not keypoints or len(set(self.names)) < keypoints:
-            raise HaloposeError(f"{path}: keypoint names are missing, or the same name stands twice")
+            raise HaloposeError(f"{path}: keypoint names are missing or not unique: correct them")
         if self.keypoints.shape != (count, keypoints, 2) or self.scores.shape != (count, keypoints):
             raise HaloposeError(f"{path}: poses have different numbers of keypoints")
         there = np.asarray(~self.missing)
@@ -72,7 +72,7 @@ class PoseTable:
         return self
 
     def to_entries(self) -> list[dict[str, Any]]:
-        """COCO results: a missing keypoint is 0, 0, 0; a missing box is the extent of the keypoints that are there."""
+        """Return COCO results: missing keypoints are 0, 0, 0; missing boxes are the extent of the other keypoints."""
         there = np.asarray(~self.missing)
         entries = []
         boxes = self._boxes()
@@ -100,7 +100,7 @@ class PoseTable:
         return entries
 
     def to_truth(self) -> dict[str, Any]:
-        """COCO ground truth of a table of labels; every keypoint that is there is visible."""
+        """Return COCO ground truth of a table of labels; every keypoint with a position is visible."""
         there = np.asarray(~self.missing)
         boxes = self._boxes()
         annotations: list[dict[str, Any]] = []
@@ -129,7 +129,7 @@ class PoseTable:
 
     @classmethod
     def from_entries(cls, entries: Sequence[dict[str, Any]], names: Sequence[str], like: PoseTable | None) -> PoseTable:
-        """Table of checked COCO results; ``like`` names the individuals and images."""
+        """Make a table from validated COCO results; names of individuals and images come from ``like``."""
         triples = np.array([entry["keypoints"] for entry in entries], dtype=float).reshape(len(entries), -1, 3)
         missing = (triples == 0).all(-1)
         covariance = None

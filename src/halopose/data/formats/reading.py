@@ -138,14 +138,14 @@ def write_table(table: PoseTable, path: Path | str, format: Format = "auto") -> 
 def read_foreign(
     path: Path | str, format: Format = "auto", size: tuple[int, int] | None = None
 ) -> tuple[PoseTable, Format] | None:
-    """Table and format of a file of another tool; None for COCO results."""
+    """Read table and format of a file of another tool; None for COCO results."""
     if format == "coco" or (format == "auto" and not _is_foreign(path)):
         return None
     return _read(Path(path), format, size)
 
 
 def results_as(entries: Sequence[dict[str, Any]], like: PoseTable | None) -> PoseTable:
-    """COCO results as a table with the names of another table, or COCO's and numbered ones."""
+    """Convert COCO results to a table with the names of another table; default: COCO's or numbered names."""
     if not entries:
         raise HaloposeError("there are no detections to write")
     count = len(entries[0]["keypoints"]) // 3
@@ -154,7 +154,7 @@ def results_as(entries: Sequence[dict[str, Any]], like: PoseTable | None) -> Pos
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:
-    """Width and height from text such as 1280x720."""
+    """Parse width and height from text such as 1280x720."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text.strip())
@@ -164,7 +164,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 
 
 def _is_foreign(given: Path | str) -> bool:
-    """Whether a file is not COCO's json, judged by its beginning; files at an address are COCO's."""
+    """Return whether a file is not COCO json, by its beginning; remote files are always COCO json."""
     path = to_place(given)
     if not isinstance(path, Path):
         return False
@@ -202,7 +202,7 @@ def _read(path: Path, format: Format, size: tuple[int, int] | None) -> tuple[Pos
                 return read_deeplabcut_csv(path, text), "deeplabcut"
         except csv.Error as error:
             raise HaloposeError(f"{path} is not csv: {error}") from None
-        raise HaloposeError(f"{path} is csv of no known tool: expected DeepLabCut's, Lightning Pose's or SLEAP's")
+        raise HaloposeError(f"{path} is csv of an unknown tool: expected DeepLabCut's, Lightning Pose's or SLEAP's")
     content = read_json(path)
     if is_openpose(content):
         return read_openpose(path, [(0, str(path), content)]), "openpose"
@@ -214,7 +214,7 @@ def _read(path: Path, format: Format, size: tuple[int, int] | None) -> tuple[Pos
 
 
 def _read_openpose_folder(folder: Path) -> PoseTable:
-    """Json files of a folder, one for each frame, numbered by the last number in their names."""
+    """Read the json files of a folder, one per frame, numbered by the last number in their names."""
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise HaloposeError(f"{folder} holds no json files: give the folder of OpenPose's output")

@@ -14,18 +14,18 @@ from halopose.data.formats.pose_table import PoseTable
 from halopose.errors import HaloposeError
 
 _PREDICTED = 1
-_CENTRED = 1.1  # format from which whole coordinates are the centres of pixels
+_CENTRED = 1.1  # first format version with pixel centres at whole coordinates
 _COVARIANCE = ("var_x", "cov_xy", "var_y")
 
 
 def is_sleap_csv(head: str) -> bool:
-    """Whether the beginning of a text file is that of SLEAP's csv."""
+    """Return whether the beginning of a text file is that of SLEAP's csv."""
     first = head.split("\n", 1)[0].strip().split(",")
     return first[:2] == ["track", "frame_idx"] and any(name.endswith(".x") for name in first)
 
 
 def read_slp(path: Path, file: Any) -> PoseTable:
-    """Poses of an open .slp file: predicted instances, or labelled ones if nothing was predicted."""
+    """Read the poses of an open .slp file: predicted instances, or labelled ones if there are none."""
     try:
         metadata = json.loads(file["metadata"].attrs["json"])
         nodes = [str(node["name"]) for node in metadata["nodes"]]
@@ -43,7 +43,9 @@ def read_slp(path: Path, file: Any) -> PoseTable:
         raise HaloposeError(f"{path} is not a complete .slp file of SLEAP: save it again") from None
     chosen = np.flatnonzero(kinds == (_PREDICTED if (kinds == _PREDICTED).any() else 0))
     found, scores = np.full((len(chosen), len(names), 2), np.nan), np.zeros((len(chosen), len(names)))
-    films = len(np.unique(frames["video"])) > 1  # frames of several films are counted on, and named after their film
+    films = (
+        len(np.unique(frames["video"])) > 1
+    )  # frames of several films are numbered consecutively and named after their film
     frame_of = {int(frame["frame_id"]): n if films else int(frame["frame_idx"]) for n, frame in enumerate(frames)}
     named = {n: f"film {frame['video']} frame {frame['frame_idx']}" for n, frame in enumerate(frames)} if films else {}
     numbers = []
@@ -73,7 +75,7 @@ def read_slp(path: Path, file: Any) -> PoseTable:
 
 
 def read_sleap_csv(path: Path, text: str) -> PoseTable:
-    """Poses of a csv file: track, frame_idx, instance.score, and x, y and score of each node."""
+    """Read the poses of a csv file with track, frame_idx, instance.score, and x, y and score of each node."""
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     header = rows[0]
     names = tuple(name[:-2] for name in header if name.endswith(".x"))
@@ -82,7 +84,7 @@ def read_sleap_csv(path: Path, text: str) -> PoseTable:
         raise HaloposeError(f"{path}: every node needs columns .x, .y and .score")
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
-            raise HaloposeError(f"{path}: line {number} has {len(row)} columns, the header {len(header)}")
+            raise HaloposeError(f"{path}: line {number} has {len(row)} columns, the header has {len(header)}")
     try:
         values = np.array([[float(v) if v.strip() else np.nan for v in row[1:]] for row in rows[1:]])
         frames = values[:, place["frame_idx"] - 1].astype(np.int64) if len(values) else np.zeros(0, dtype=np.int64)
@@ -116,7 +118,7 @@ def read_sleap_csv(path: Path, text: str) -> PoseTable:
 
 
 def write_sleap_csv(table: PoseTable) -> str:
-    """The csv text of a table, with var_x, cov_xy and var_y of each node if there are covariances."""
+    """Return the csv text of a table, with var_x, cov_xy and var_y of each node if there are covariances."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     suffixes = ("x", "y", "score", *(_COVARIANCE if table.covariance is not None else ()))

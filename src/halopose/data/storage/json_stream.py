@@ -1,4 +1,4 @@
-"""Read json that is too long for memory entry by entry, with the results of the standard library."""
+"""Streaming reader of json files that are too large for memory; values are those of the standard library."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 CHUNK = 2**20  # characters
-_CUT = 2  # characters that may be left of a number which the end of a chunk cuts, as in 1e-
-LIST = type("_List", (), {"__repr__": lambda _: "LIST"})()  # a list begins
+_CUT = 2  # characters of an incomplete number at the end of a chunk that the decoder may leave, such as e-
+LIST = type("_List", (), {"__repr__": lambda _: "LIST"})()  # marks the beginning of a list
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 
 
 class Entries:
-    """The entries of one json text, in turn, as (key, value).
+    """Iterator over the entries of a json text as pairs (key, value).
 
-    Of an object: ``LIST`` and then each entry of a list under the list's key, anything else once. Of a list: the
-    same under "".
+    A list in the outermost object gives ``LIST`` and then each of its entries, all with the key of the list. Any other
+    value gives one pair. If the outermost value is a list, the key is "".
 
-    >>> import io
-    >>> list(Entries(io.StringIO('{"info": {"year": 2017}, "images": [{"id": 1}, {"id": 2}]}')))
-    [('info', {'year': 2017}), ('images', LIST), ('images', {'id': 1}), ('images', {'id': 2})]
+    Args:
+        stream: Text.
+        chunk: Number of characters to read at a time.
+
+    Example:
+        >>> import io
+        >>> list(Entries(io.StringIO('{"info": {"year": 2017}, "images": [{"id": 1}, {"id": 2}]}')))
+        [('info', {'year': 2017}), ('images', LIST), ('images', {'id': 1}), ('images', {'id': 2})]
     """
 
     def __init__(self, stream: IO[str], chunk: int = CHUNK) -> None:
         self._stream, self._chunk = stream, chunk
         self._text, self._place, self._ended = "", 0, False
-        self._lines, self._column = 1, 1  # of the beginning of the text held
+        self._lines, self._column = 1, 1  # position of the buffer in the whole text
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         first = self._peek()
@@ -76,7 +81,7 @@ class Entries:
                 return
 
     def _value(self) -> Any:
-        """The next value, reading on until it is whole."""
+        """Return the next value; read until it is complete."""
         self._peek()
         while True:
             try:
@@ -85,13 +90,13 @@ class Entries:
                 if not self._more():
                     raise
                 continue
-            if len(self._text) - end <= _CUT and self._more():  # a number may go on, from 1. to 1.5
+            if len(self._text) - end <= _CUT and self._more():  # a number may continue in the next chunk
                 continue
             self._place = end
             return value
 
     def _peek(self) -> str:
-        """The next character that is no space, without taking it; empty at the end."""
+        """Return the next character after white space without consuming it; empty at the end."""
         while True:
             found = _SPACE.match(self._text, self._place)
             self._place = found.end() if found else self._place
@@ -108,7 +113,10 @@ class Entries:
         return found
 
     def _more(self) -> bool:
-        """Read on, as much again as is held: a long value is not begun too often. False at the end."""
+        """Read more text; False at the end.
+
+        The buffer doubles, so that the number of attempts to decode a long value stays small.
+        """
         left = len(self._text) - self._place
         read = "" if self._ended else self._stream.read(max(self._chunk, left))
         if not read:
@@ -125,6 +133,6 @@ class Entries:
         raise json.JSONDecodeError("unexpected", self._text, self._place)
 
     def where(self, error: json.JSONDecodeError) -> tuple[int, int]:
-        """Line and column in the whole text of an error that reading raised."""
+        """Return line and column of an error in the whole text."""
         column = error.colno if error.lineno > 1 else self._column + error.colno - 1
         return self._lines + error.lineno - 1, column
