@@ -70,7 +70,8 @@ def step_with_attitude(observations: Observations, p_world: Array, *, steps: int
     """Take Gauss-Newton steps from given positions.
 
     One step from the position that a filter predicts equals the filter's linear update. Its weights do not depend on
-    the errors of the pixels. The weights at a solution do, which makes a solution look the surer the nearer it errs.
+    the errors of the pixels. The weights at a solution do: solutions that err towards the points get too small
+    covariances.
 
     Args:
         observations: Points and pixels with given rotations.

@@ -8,10 +8,10 @@ the total rate per frame. Without an alarm, with T^2 the limit of the w_k and r 
 
     level = max(Qinv(r / 2) s0, max_k T sqrt(sk^2 - s0^2) + Qinv(r / fault_probability) sk).
 
-Two points wrong together are further hypotheses: every pair, with the product of both probabilities or with a
-probability of its own where a pair has a common cause (``Risks.pairs``). For a pair, T^2 is the limit of the chi-square
-in total. What is left, three faults at once and pairs without which there is no position, is not covered. If it is
-likelier than the budget, the levels are infinite: ARAIM's rule.
+Faults of two points at a time are further hypotheses: every pair, with the product of both probabilities plus the
+probability of a common cause (``Risks.pairs``). For a pair, T^2 is the limit of the total chi-square. Three faults at
+a time, and pairs without which there is no position, are not covered. If their probability exceeds the budget, the
+levels are infinite, as in ARAIM.
 
 After an alarm the K subsets of a frame are solved again. The best one is used if no other fits nearly as well; the
 levels also cover the others, weighted by their odds, and the pairs. Faults of all points together, such as wrong points
@@ -73,7 +73,7 @@ class Risks:
         integrity: Probability of an error beyond a level without an alarm.
         fault_probability: Prior probability that a point is wrong beyond its covariance.
         odds: Largest odds, after an alarm, of another point being the wrong one. Above them the frame is not used.
-        pairs: Pairs of points that are wrong together more often than independent points, with their probability.
+        pairs: Pairs of points with a common cause of faults, with its probability.
         budget: Largest probability of faults that no hypothesis covers; above it levels are infinite. Default:
             ``integrity``.
     """
@@ -258,7 +258,7 @@ def _levels(
 def _risk_per_hypothesis(
     covered: Mask, used: Mask, priors: Array, points: Array, risks: Risks, axes: int
 ) -> tuple[Array, Mask]:
-    """Return the risk (N,) of each hypothesis and axis, and where the faults that are left overdraw the budget."""
+    """Return the risk (N,) of each hypothesis and axis, and whether uncovered faults exceed the budget (N,)."""
     left = np.array([risks.unmonitored(int(count)) for count in points]) + (used & ~covered) @ priors
     budget = risks.integrity if risks.budget is None else risks.budget
     risk = risks.integrity - (left if risks.budget is None else 0.0)

@@ -1,4 +1,4 @@
-"""PnP with correlated keypoints: one joint covariance of all keypoints instead of one for each."""
+"""PnP with correlated keypoints: one joint covariance of all keypoints instead of separate covariances."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def solve_jointly(observations: Observations, *, ground: bool = True) -> Solutio
         >>> plate = np.array([[0, 1, 0], [0, -1, 0], [5, -1, 0], [5, 1, 0.0]])
         >>> eye = np.array([-9.0, 0.5, 2.0])
         >>> pixels = project_points(camera, look(eye, [3.0, 0, 0]), eye, plate)[None]
-        >>> joint = 0.5 * np.eye(8) + 0.5  # all coordinates have one half of their error in common
+        >>> joint = 0.5 * np.eye(8) + 0.5  # half of the variance is common to all coordinates
         >>> solve_jointly(Observations(camera, plate, pixels, joint[None])).position.round(3).tolist()
         [[-9.0, 0.5, 2.0]]
     """

@@ -21,8 +21,8 @@ class Linearisation:
     """Solutions with all points and without each of G groups of them; infinite where there is none.
 
     Attributes:
-        covariance: Of the position with all points (N, 3, 3).
-        covariance_without: Of the position without each group (N, G, 3, 3).
+        covariance: Covariance of the position with all points (N, 3, 3).
+        covariance_without: Covariance of the position without each group (N, G, 3, 3).
         separation: Change of the position when a group is left out (N, G, 3).
         shares: Decrease of the chi-square when a group is left out (N, G). Without a fault it is chi-square with two
             degrees of freedom per point.
