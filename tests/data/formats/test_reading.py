@@ -139,7 +139,7 @@ def test_an_image_of_mmpose_is_a_list_of_instances(tmp_path: Path) -> None:
         ("a.csv", "scorer,S\nbodyparts,a\ncoords,x\n0,1\n", "x and y"),
         ("b.csv", "scorer,S,S\nbodyparts,a,a\ncoords,x,y\n0,1,2,3\n", "line 4"),
         ("c.csv", "scorer,S,S\nbodyparts,a,a\ncoords,x,y\n0,one,2\n", "not a number"),
-        ("d.csv", "frame,x,y\n0,1,2\n", "no known tool"),
+        ("d.csv", "frame,x,y\n0,1,2\n", "known tool"),
         ("e.csv", "", "empty"),
         ("f.json", '{"people": [{"pose_keypoints_2d": [1, 2]}]}', "x, y, score"),
         ("g.json", '{"people": []}', "no poses"),
