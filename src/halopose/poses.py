@@ -123,7 +123,7 @@ class PoseDistributions:
         return (self[number] for number in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        """Compare all values bit by bit; where the poses come from does not matter."""
+        """Compare all values exactly; the origin is ignored."""
         if not isinstance(other, PoseDistributions):
             return NotImplemented
         names = [each.name for each in fields(self) if each.metadata != _NO_VALUE]

@@ -81,7 +81,7 @@ def frames_of(source: str | int, stride: int = 1) -> Iterator[Frame]:
 
 @contextmanager
 def quiet_opencv() -> Iterator[None]:
-    """Keep messages of OpenCV and FFmpeg from the terminal; what fails is reported by this package."""
+    """Suppress terminal messages of OpenCV and FFmpeg; this package reports failures itself."""
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # FFmpeg reads it when a capture is opened
     logging_of = cv2.utils.logging
     level = logging_of.getLogLevel()

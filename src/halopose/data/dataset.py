@@ -72,7 +72,7 @@ class Record:
     area_factor: float
 
     def state(self, encoded: bytes | None = None) -> list[Any]:
-        """Return what a later run compares to detect changed labels or pixels.
+        """Return the state by which a later run detects changed labels or pixels.
 
         Args:
             encoded: Content of the image file, if it was read already.
@@ -95,7 +95,7 @@ class Record:
         digest = hashlib.sha256(f"{self.relative} {self.area_factor}".encode())
         for column in fields(self.objects):
             if column.name == "occluded":
-                continue  # older feature caches know nothing of it
+                continue  # older feature caches do not contain it
             digest.update(np.ascontiguousarray(getattr(self.objects, column.name)).tobytes())
         return digest.hexdigest()
 

@@ -115,7 +115,7 @@ def _coco(path: Place, images: Path | str | None, otherwise: Keypoints | None) -
 
 
 def _finder(images: Place) -> Callable[[str], Stored]:
-    """From the name of an image to where it is: in a folder, or in archives by its name or path in them."""
+    """Return a function from the name of an image to its location in a folder or in archives."""
     if not is_archive(images):
         return lambda name: images / name
     members = [image for shard in find_archives(images) for image, _ in read_samples(shard, IMAGE_SUFFIXES, False)]

@@ -160,7 +160,7 @@ def write_bytes(path: Place | str, content: bytes | memoryview) -> None:
 
 
 def remove_partial(paths: Iterable[Path]) -> None:
-    """Remove what `write_bytes` left of these files in processes that were killed.
+    """Remove temporary files that killed processes left when they wrote these files.
 
     Call it only while no other process writes them.
     """

@@ -46,7 +46,7 @@ def pixel_budget() -> int:
 
 
 def check_pixels(width: float, height: float, name: object) -> None:
-    """Refuse an image or film whose frames have more pixels than the budget."""
+    """Raise a HaloposeError if an image or the frames of a film have more pixels than the budget."""
     if width * height > pixel_budget():
         raise HaloposeError(
             f"{name} has {width:.0f} x {height:.0f} pixels, more than {pixel_budget()}: make it smaller, or set "

@@ -44,15 +44,15 @@ def score_novelty(
     conf = max(conf, store.settings.conf)
     found = list(_detections(artifact, artifact.novelty, store, images, conf))
     none = np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros((0, len(store.layout)))
-    chance, image, square = (np.concatenate(column) for column in zip(none, *found, strict=True))
+    p_values, image, square = (np.concatenate(column) for column in zip(none, *found, strict=True))
     ids, vectors = store.image_vectors()
     whole = artifact.novelty.image_value(torch.from_numpy(vectors[np.isin(ids, images)]).float())
     return NoveltyScores(
         confidence=conf,
-        detections=FlaggedShare.of(chance, image),
+        detections=FlaggedShare.of(p_values, image),
         images=FlaggedShare.of(artifact.novelty.image_p_value(whole).numpy(), ids[np.isin(ids, images)]),
-        held_kept=tuple(held_share(square[chance > rate / 100]) for rate in ALARM_RATES),
-        held_flagged=tuple(held_share(square[chance <= rate / 100]) for rate in ALARM_RATES),
+        held_kept=tuple(held_share(square[p_values > rate / 100]) for rate in ALARM_RATES),
+        held_flagged=tuple(held_share(square[p_values <= rate / 100]) for rate in ALARM_RATES),
     )
 
 

@@ -209,7 +209,7 @@ def assess(
 
 
 def _solve(observations: Observations) -> Solution:
-    """Solve with the solver that fits what is given."""
+    """Choose the solver by the given errors and solve."""
     if observations.R_cam_world is None:
         return solve_pose(observations)
     uncertain = observations.attitude_covariance, observations.intrinsics_covariance, observations.shared

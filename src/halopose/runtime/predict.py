@@ -43,7 +43,7 @@ Run = Callable[..., Dict[str, Array]]  # (batch (B, 3, H, W), optional areas (B,
 
 FORMAT = "halopose-deployed-"
 VERSION = 2
-OWN = "halopose."  # prefix of metadata keys in a file that has metadata of its own
+OWN = "halopose."  # prefix of metadata keys in a file that has other metadata as well
 BLANK = b"0" * 64  # placeholder for the checksum while it is computed
 SEAL = re.compile(rb"\n\x08checksum\x12@([0-9a-f]{64})")  # metadata entry in the protobuf encoding
 EXTERNAL = b"\n\x08location\x12"  # entry of a tensor whose values are in another file

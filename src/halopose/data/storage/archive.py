@@ -187,13 +187,13 @@ def _with_labels(
 
 
 def _check_plain(archive: Place, entry: tarfile.TarInfo) -> None:
-    """Refuse links, devices and sparse files, whose bytes are not where their header is."""
+    """Raise a HaloposeError for links, devices and sparse files, whose content does not follow their header."""
     if not entry.isfile() or entry.issparse():
         raise HaloposeError(f"{archive}: {entry.name} is a link or a sparse file: write its bytes into the archive")
 
 
 def _check_end(archive: Place, stream: IO[bytes], offset: int) -> None:
-    """Refuse an archive that does not end with its end marker, a block of zeros.
+    """Raise a HaloposeError unless the archive ends with its end marker, a block of zeros.
 
     tarfile stops without an error at a damaged header and at the end of a file that was cut.
     """
