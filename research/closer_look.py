@@ -2,10 +2,11 @@
 
     python -m research.closer_look --scenes 100
 
-Uses scenes with separate seeds, in all weathers of training. Three detections are compared: on the frame at the
-detector's input size; on a crop at full resolution around the first detection; and on a crop around the position that
-a filter predicts, with 30 m of position error and the attitude error of an IRS. `--before BASE HEADS` uses another
-detector for the first.
+Uses scenes with separate seeds, in all weathers of training. Compares three detections:
+
+1. on the frame at the detector's input size (`--before BASE HEADS` uses another detector);
+2. on a crop at full resolution around the first detection;
+3. on a crop around the position of a filter, with 30 m of position error and the attitude error of an IRS.
 
 Prints the share of runways found, the corner error in frame pixels, the share of corners in their 95 % ellipses, and
 the distance error with known attitude (`solve_position`). Intervals resample scenes.

@@ -3,7 +3,7 @@
     python -m research.fuzz --cases 6000 --seed 0
 
 Prints a table of surfaces with how many cases were read and refused. Prints every traceback, crash, hang, use of more
-than 2 GB and silently wrong result with the words that make it again (``--only reader --seed N --cases 1``), and exits
+than 2 GB and silently wrong result with the options that reproduce it (``--only reader --seed N --cases 1``), and exits
 with 1 if there is any. Each reader runs in a separate process, which is ended after too long a silence.
 """
 

@@ -427,7 +427,7 @@ def test_a_json_of_a_film_knows_its_frame_rate(work: Path, tmp_path: Path) -> No
 
 
 def test_later_runs_into_a_folder_are_numbered(work: Path, tmp_path: Path) -> None:
-    """Unless the folder is to be written again; a second process in the folder is refused."""
+    """Existing results are kept, unless `--exist-ok` is given."""
     words = "predict", ASSETS / "bus.jpg", *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path / "out"
     run(*words)
     before = (tmp_path / "out" / "predictions.json").read_bytes()

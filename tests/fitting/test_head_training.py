@@ -54,7 +54,7 @@ def true_factors(windows: torch.Tensor, stride: int) -> torch.Tensor:
 def write_store(
     folder: Path, shards: int = 4, rows: int = 150, seed: int = 0, images: Sequence[int] | None = None
 ) -> MatchStore:
-    """A store of ``shards`` times ``rows`` cells a level, eight images a shard."""
+    """A feature cache with ``shards`` x ``rows`` cells per level and eight images per shard."""
     generator = torch.Generator().manual_seed(seed)
     images = range(1, 8 * shards + 1) if images is None else images
     for number in range(shards):
@@ -411,13 +411,13 @@ def test_the_pipeline_trains_on_every_store_and_only_on_the_images_asked_for(tmp
     assert chosen.train_loss == second.train_loss
 
 
-# Several ranks ---------------------------------------------------------------------------------------------
+# Process groups ---------------------------------------------------------------------------------------------
 
 
-def together(folder: Path, name: str, size: int, stop: int = -1) -> list[int]:
-    """Train in forked processes with the environment of torchrun; how each ended.
+def train_group(folder: Path, name: str, size: int, stop: int = -1) -> list[int]:
+    """Train in forked processes with the environment of torchrun; return their exit statuses.
 
-    The last one kills itself after so many epochs, if it is to stop.
+    The last one kills itself after `stop` epochs, if `stop` is given.
     """
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
     children = []
@@ -461,12 +461,12 @@ def test_a_process_group_trains_the_heads_of_one_process(tmp_path: Path) -> None
     """Within 1e-5: each batch's sums are the same numbers in another order. A kill changes nothing at all."""
     write_store(tmp_path / "store", shards=5, rows=60)
     for name, size in (("one", 1), ("two", 2), ("three", 3)):
-        assert together(tmp_path, name, size) == [0] * size
+        assert train_group(tmp_path, name, size) == [0] * size
     one, two, three = (load_file(tmp_path / name) for name in ("one", "two", "three"))
     for others in (two, three):
         assert max(float((one[name] - others[name]).abs().max()) for name in one) < 1e-5
     assert any((one[name] != new_heads().state_dict()[name]).any() for name in one)
-    assert together(tmp_path, "killed", 2, stop=2) == [256, signal.SIGKILL]  # the other one cannot go on alone
+    assert train_group(tmp_path, "killed", 2, stop=2) == [256, signal.SIGKILL]  # the other one cannot go on alone
     assert not (tmp_path / "killed").exists()
-    assert together(tmp_path, "killed", 2) == [0, 0]
+    assert train_group(tmp_path, "killed", 2) == [0, 0]
     assert (tmp_path / "killed").read_bytes() == (tmp_path / "two").read_bytes()

@@ -81,7 +81,7 @@ def test_covariance_is_that_of_scikit_learn(count: int) -> None:
 
 
 def test_distances_are_those_of_pytorch_ood() -> None:
-    """As they are fitted, shrunk and rounded to single precision."""
+    """Fitted parameters, shrunk and rounded to single precision."""
     vectors, new = torch.randn(300, 6) + 1, 3 * torch.randn(50, 6)
     unit = normalize(vectors.double(), dim=1)
     oracle = detector("Mahalanobis")

@@ -74,7 +74,7 @@ def test_alarms_without_a_fault_are_as_rare_as_said_at_any_distance(
     ],
 )
 def test_runways_that_slope_or_are_displaced_or_short_are_solved_without_bias(corners: Array, flat: float) -> None:
-    """Solved as flat, .1 % of slope is 67 m along the track from 3 km, and corners of 2 px fit it."""
+    """Solved as flat, a slope of 0.1 % is an error of 67 m along the track from 3 km, and corners of 2 px fit it."""
     rng, eye = np.random.default_rng(8), np.array([-3000.0, 10.0, 172.9])
     rotation = np.broadcast_to(look(eye, [300.0, 0.0, 0.0]), (4000, 3, 3))
     exact = project_points(CAMERA, rotation[:1], eye[None], corners)

@@ -218,7 +218,7 @@ def test_a_parallel_runway_that_is_all_there_is_to_see_is_not_used() -> None:
 
 
 def test_late_images_are_put_in_their_place() -> None:
-    """Images that take .3 s give nearly the same flight as images that take no time."""
+    """Images that take 0.3 s give nearly the same flight as images that take no time."""
     now, late = (
         flown(5, replace(INDEPENDENT, camera=CameraErrors(clock=0.0, latency=seconds))) for seconds in (0.0, 0.3)
     )

@@ -472,7 +472,7 @@ def test_a_store_of_another_base_is_refused(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("published_base")
 def test_images_without_anybody_are_no_mistake() -> None:
-    """Heads that look beyond their window have nothing to look at then."""
+    """Context features are defined also for images without detections."""
     model = UncertainPose.load()
     empty = np.full((90, 160, 3), 114, np.uint8)
     families: tuple[Family, ...] = ("gaussian", "student-t")

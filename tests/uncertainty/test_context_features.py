@@ -40,7 +40,7 @@ class Cells:
 
 
 def scene(seed: int, batch: int = 2) -> tuple[list[torch.Tensor], torch.Tensor, Cells]:
-    """Maps, scores (batch, 20), and what 20 cells an image say, many of which overlap: (batch, 20, ...)."""
+    """Maps, scores (batch, 20), and predictions of 20 cells per image, many of which overlap: (batch, 20, ...)."""
     generator = torch.Generator().manual_seed(seed)
     maps = [torch.randn((batch, 3 + n, 4 >> n, 4 >> n), generator=generator) for n in range(2)]
     corner = torch.rand((batch, 20, 2), generator=generator) * 4

@@ -68,7 +68,7 @@ def everywhere(maps: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def relative_error(sparse: torch.Tensor, dense: torch.Tensor) -> float:
-    """Largest error relative to the largest entry of its own factor."""
+    """Largest error relative to the largest entry of the same factor."""
     sparse, dense = sparse.detach(), dense.detach()
     return float(((sparse - dense).abs().amax((-1, -2)) / dense.abs().amax((-1, -2))).max())
 

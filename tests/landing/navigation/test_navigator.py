@@ -75,7 +75,7 @@ def camera(seed: int, shift: Any = (0.0, 0.0, 0.0)) -> list[Measurement]:
 def lasting_camera(
     seed: int, lasting: tuple[float, float, float], inflation: float = 1.0, shift: float = 0.0
 ) -> list[Measurement]:
-    """Fixes at 1 Hz, 4 % off along the line of sight and .2 % across, about half of it for 18 s."""
+    """Fixes at 1 Hz, off by 4 % along the line of sight and 0.2 % across; half of the error lasts for 18 s."""
     rng = np.random.default_rng([seed, 6])
     times = np.arange(0.25, TRUTH.times[-1], 1.0)
     positions = TRUTH.position(times)
@@ -90,7 +90,7 @@ def lasting_camera(
 
 
 def test_an_error_that_lasts_is_a_state_and_the_gate_stays_on() -> None:
-    """One factor on the covariance, 30, kept the filter honest but its NIS at .06 of 1: nothing was rejected."""
+    """A constant factor of 30 on the covariance gave a NIS of 0.06 instead of 1, so nothing was rejected."""
     settings = replace(SETTINGS, vision_bias=DRIFT)
     quiet: dict[str, float] = {}
     alone = simulate(TRUTH, ALONE, 0, SITE)
