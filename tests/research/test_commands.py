@@ -24,7 +24,7 @@ def test_every_published_command_is_in_the_map() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_map_exists_with_its_options(command: str) -> None:
     module, *words = command.split()
-    place = ROOT / "research" / module
+    place = (ROOT / "research").joinpath(*module.split("."))
     files = sorted(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
     source = "".join(file.read_text(encoding="utf-8") for file in files)
     if "research.shipped_data" in source:  # which has the options of all scripts about the shipped heads

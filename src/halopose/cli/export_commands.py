@@ -49,7 +49,10 @@ def export(
         bool, typer.Option("--unsafe", help="Allow a checkpoint to run code; for trusted files only.")
     ] = False,
 ) -> None:
-    """Export an ONNX model with calibrated covariances, and a runtime of one file that needs no PyTorch."""
+    """Export an ONNX model with calibrated covariances, and a runtime of one file that needs no PyTorch.
+
+    Example: halopose export --base mine.pt --artifact mine.safetensors -o deployed
+    """
     from halopose.data.files import make_folder
     from halopose.data.images import read_source
     from halopose.deploy import exporting, folder, onnx_file, quantise, web_page
@@ -99,7 +102,10 @@ def inspect(
     ] = None,
     save: Annotated[bool, typer.Option("--save", help="Save the options beside the model, for all commands.")] = False,
 ) -> None:
-    """Print layout, pose layers and feature maps of an ONNX file. Options state what is not found."""
+    """Print layout, pose layers and feature maps of an ONNX file. Options state what is not found.
+
+    Example: halopose inspect model.onnx
+    """
     from halopose.hosts.onnx.onnx_host import OnnxHost, describe
     from halopose.hosts.onnx.pose_graph import GivenByHand
 

@@ -198,6 +198,8 @@ def collect(
     """Run the frozen model once and cache the training features. Resumable.
 
     Under torchrun, or with --part in a job array, each process writes its part of one cache.
+
+    Example: halopose collect data.yaml --base mine.pt -o train-cells
     """
     from halopose.data.dataset_loading import load_dataset
     from halopose.data.files import check_target
@@ -251,6 +253,8 @@ def train(
     """Train heads on a feature cache. Resumes after the last complete epoch.
 
     Under torchrun the processes share the cache and train the same heads.
+
+    Example: halopose train train-cells --base mine.pt -o uncalibrated.safetensors
     """
     from dataclasses import replace
 
@@ -313,6 +317,8 @@ def calibrate(
 
     A few dozen annotated frames of your own camera adapt heads to it; keypoints do not change. For shipped heads give
     the name of the model, such as `--base runway`.
+
+    Example: halopose calibrate camera.yaml --base mine.pt --artifact mine.safetensors -o camera.safetensors
     """
 
     from halopose.data.files import make_room
@@ -407,6 +413,8 @@ def novelty(
 
     It is fitted on training images and corrupted copies of them. P-values come from validation images, except those
     that the artifact reserves for evaluation.
+
+    Example: halopose novelty data.yaml --base mine.pt --artifact mine.safetensors -o new.safetensors
     """
     from halopose.data.dataset_loading import load_train_val
     from halopose.data.files import make_room

@@ -45,7 +45,10 @@ def triangulate(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Triangulate keypoints from several calibrated cameras, with 3x3 covariances: TRC, C3D, CSV and a page."""
+    """Triangulate keypoints from several calibrated cameras, with 3x3 covariances: TRC, C3D, CSV and a page.
+
+    Example: halopose triangulate cameras.toml cam1.mp4 cam2.mp4 -o scene
+    """
     from halopose.data.files import make_folder, write_bytes, write_text
     from halopose.data.films import film_facts
     from halopose.multiview.rig import read_calibration

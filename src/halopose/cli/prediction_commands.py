@@ -93,6 +93,8 @@ def evaluate(
     """Run the evaluation protocol on images unseen by heads and calibration.
 
     Under torchrun each process runs the model on its part of the images, and the first process scores them all.
+
+    Example: halopose evaluate data.yaml --base mine.pt --artifact mine.safetensors -o report
     """
     from halopose.data.dataset_loading import exclude_images, load_dataset
     from halopose.fitting.workers import own_device

@@ -70,7 +70,10 @@ def score(
     file_format: FileFormat = "auto",
     size: PixelSize = None,
 ) -> None:
-    """Evaluate keypoint covariances of any program: metrics.json, metrics.csv and report.html."""
+    """Evaluate keypoint covariances of any program: metrics.json, metrics.csv and report.html.
+
+    Example: halopose score predictions.json truth.json -o report
+    """
     from halopose.calibration.calibration_file import Pruning, file_that_prunes, known_calibrations
     from halopose.calibration.dispersion_model import cross_fitted_dispersions
     from halopose.data.coco import states_covariance
@@ -197,6 +200,8 @@ def apply(
 
     `keep` is recomputed if the calibration was made with --area box or without covariances. A file of another tool
     becomes COCO results, or its own format with covariances if the output is named like it.
+
+    Example: halopose apply calibration.json predictions.json -o calibrated.json
     """
     from halopose.calibration.calibration_file import CalibrationFile, apply_to_entries
     from halopose.data.files import check_target, write_json
@@ -353,7 +358,10 @@ def synthesize(
     ] = 1.25,
     seed: Seed = 0,
 ) -> None:
-    """Generate poses with a known distribution of errors, to try the protocol."""
+    """Generate poses with a known distribution of errors, to try the protocol.
+
+    Example: halopose synthesize -o synthetic
+    """
     from halopose.data.files import check_target, write_json
     from halopose.data.synthetic_poses import World, synthesize
 

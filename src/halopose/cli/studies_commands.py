@@ -63,7 +63,10 @@ def ablate(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Run the paper's ablations on your data: variants, paired differences, findings. Resumable."""
+    """Run the paper's ablations on your data: variants, paired differences, findings. Resumable.
+
+    Example: halopose ablate data.yaml --base mine.pt -o ablation
+    """
     from halopose.data.dataset_loading import load_train_val
     from halopose.data.files import make_folder, write_text
     from halopose.data.lock import locked
@@ -142,7 +145,10 @@ def finetune(
     device: Annotated[str | None, typer.Option(help="cpu, 0, or 0,1 for several GPUs.")] = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Fine-tune a base model towards Gaussian residuals, and compare it with the original and a control."""
+    """Fine-tune a base model towards Gaussian residuals, and compare it with the original and a control.
+
+    Example: halopose finetune data.yaml --base mine.pt -o study
+    """
     from dataclasses import asdict
 
     from halopose.data.dataset_loading import load_train_val
@@ -215,7 +221,10 @@ def analyse(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Analyse the residuals of a base model without heads, and recommend settings."""
+    """Analyse the residuals of a base model without heads, and recommend settings.
+
+    Example: halopose analyse data.yaml --base mine.pt -o analysis
+    """
     from halopose.data.dataset_loading import load_dataset
     from halopose.data.files import make_folder, write_json, write_text
     from halopose.data.lock import locked

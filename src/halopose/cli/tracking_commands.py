@@ -78,7 +78,10 @@ def track(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Track objects through a film: identities, keypoints filtered and smoothed with their covariances."""
+    """Track objects through a film: identities, keypoints filtered and smoothed with their covariances.
+
+    Example: halopose track film.mp4 -o tracks
+    """
     from halopose.prediction.track_sources import (
         TrackFileSettings,
         check_track_outputs,

@@ -16,6 +16,7 @@ from halopose.types import Array
 
 TOLERANCE = 1e-5  # of norms and projections, relative to the norm, between files in single precision
 HALF_TOLERANCE = 1e-3  # the same if one of the two files holds half precision
+ONNX_PREFIX = "onnx:"  # of the hash of an ONNX graph
 _PREFIX, _HALF_PREFIX = "pose-head:", "pose-head-half:"
 _PROJECTIONS = 4
 
@@ -52,10 +53,17 @@ def weight_sketch(levels: Iterable[Sequence[tuple[Array, Array]]], half: bool = 
 
 
 def same_model(fingerprints: Iterable[str], others: Iterable[str]) -> bool:
-    """Whether two sets of fingerprints share one, or a sketch within the tolerance."""
-    ours, theirs = _with_published(fingerprints), _with_published(others)
-    if ours & theirs:
+    """Return whether two sets of fingerprints are of the same model.
+
+    Two checkpoints are the same model if they share a hash of all weights. If one side is an ONNX file, whose weights
+    are folded and rounded, sketches of the pose head are compared within the tolerance instead.
+    """
+    ours, theirs = set(fingerprints), set(others)
+    if any(not _is_sketch(name) for name in ours & theirs):
         return True
+    if not any(name.startswith(ONNX_PREFIX) for name in ours | theirs):
+        return False
+    ours, theirs = _with_published(ours), _with_published(theirs)
     return any(_agree(one, other) for one in filter(_is_sketch, ours) for other in filter(_is_sketch, theirs))
 
 

@@ -33,6 +33,7 @@ from halopose.hosts.decoded_cells import decoded_cells
 from halopose.hosts.onnx.graph_view import FoldedConv, GraphView
 from halopose.hosts.onnx.pose_graph import GivenByHand, PoseGraph, Preparation, analyse, check_decoding, literal
 from halopose.hosts.task_aligned import SETTINGS, Cells, assign_matched, assign_task_aligned
+from halopose.hosts.weight_sketch import ONNX_PREFIX
 from halopose.keypoints import Keypoints
 from halopose.runtime import predict
 from halopose.types import Array
@@ -506,4 +507,4 @@ def _keypoint_names(graph: PoseGraph) -> tuple[str, ...] | None:
 
 def _digest(model: Any) -> str:
     """SHA-256 of the graph: nodes, initialisers and outputs, without metadata."""
-    return "onnx:" + hashlib.sha256(model.graph.SerializeToString(deterministic=True)).hexdigest()
+    return ONNX_PREFIX + hashlib.sha256(model.graph.SerializeToString(deterministic=True)).hexdigest()
