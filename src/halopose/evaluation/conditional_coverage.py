@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from halopose.evaluation.noise_floor import coverage_floor, floors_of, random_si
 from halopose.evaluation.region_evaluation import RegionEvaluation
 from halopose.evaluation.region_scores import REGION_LEVELS
 from halopose.matching.matched_poses import MatchedPoses
+from halopose.parallel import run_parallel
 from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, StudentT
@@ -52,25 +55,28 @@ def score_matches(matched: MatchedPoses, distributions: DistributionSet, protoco
         name: KeypointStatistics.of(distribution, matched, protocol)
         for name, distribution in distributions.distributions.items()
     }
-    gaussian = statistics["gaussian"]
+    gaussian, grouped = statistics["gaussian"], {name: statistics[name] for name in GROUPED}
+    correct = gaussian.residuals.similarity >= protocol.gamma_ks
+    selective = partial(
+        selective_scores, gaussian.confidence, correct, image, len(images), protocol.bootstrap, protocol.seed
+    )
+    tasks: list[Callable[[], Any]] = [
+        lambda: tuple(_groups(matched, gaussian, grouped, image, protocol)),
+        selective,
+        *(
+            partial(_distribution, matched, distributions.distributions[name], one, image, len(images), protocol)
+            for name, one in statistics.items()
+        ),
+    ]
+    groups, ranking, *by_distribution = run_parallel(tasks)
     return MatchScores(
         condition=CONDITIONS[protocol.match].format(**vars(protocol)),
         images=len(images),
         instances=len(matched),
         keypoints=len(instance),
-        distributions={
-            name: _distribution(matched, distributions.distributions[name], one, image, len(images), protocol)
-            for name, one in statistics.items()
-        },
-        groups=tuple(_groups(matched, gaussian, {name: statistics[name] for name in GROUPED}, image, protocol)),
-        selective=selective_scores(
-            gaussian.confidence,
-            gaussian.residuals.similarity >= protocol.gamma_ks,
-            image,
-            len(images),
-            protocol.bootstrap,
-            protocol.seed,
-        ),
+        distributions=dict(zip(statistics, by_distribution, strict=True)),
+        groups=groups,
+        selective=ranking,
         regions=_region_coverage(matched, distributions),
     )
 
