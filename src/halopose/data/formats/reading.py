@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +44,15 @@ Format = Literal["auto", "coco", "deeplabcut", "lightning-pose", "anipose", "sle
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 _CSV_LIKE = ("deeplabcut", "lightning-pose", "anipose")
+_READ_ALL = """
+import sys, h5py
+def read(name, item):
+    dict(item.attrs)
+    if isinstance(item, h5py.Dataset):
+        item[()]
+with h5py.File(sys.argv[1], "r") as file:
+    file.visititems(read)
+"""
 _LARGEST_TEXT = 1 << 30  # bytes of a csv file
 _HEAD = 1 << 16
 
@@ -239,12 +250,26 @@ def _text_of(path: Path) -> str:
     return text
 
 
+def _check_hdf5(path: Path) -> None:
+    """Read the whole file in another process first: a damaged file can make the HDF5 library loop without end."""
+    seconds = 10 + path.stat().st_size / 50_000_000
+    command = [sys.executable, "-c", _READ_ALL, str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise HaloposeError(f"cannot read {path} as HDF5: reading does not end; save it again") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().rsplit("\n", 1)[-1]
+        raise HaloposeError(f"cannot read {path} as HDF5: {reason or 'the file is damaged'}")
+
+
 @contextmanager
 def _hdf5(path: Path) -> Iterator[Any]:
     try:
         import h5py
     except ImportError:
         raise HaloposeError(f"{path.suffix} files need h5py: pip install 'halopose[hdf5]'") from None
+    _check_hdf5(path)
     try:
         with h5py.File(path, "r") as file:
             yield file
