@@ -1,5 +1,6 @@
 """Long films: windows give the tracks of the whole film, and memory does not grow with its length."""
 
+import gc
 import json
 import tracemalloc
 from pathlib import Path
@@ -93,7 +94,7 @@ def test_a_failure_leaves_the_old_files(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_film() -> None:
     """Peak of traced memory while the windows of a film and of one of three times its length are consumed."""
     peaks = []
-    for times in (4, 12):
+    for times in (4, 4, 12):  # the first run fills caches
         store = FrameStore()
         for _ in range(times):
             for poses in FILM.frames[:40]:
@@ -102,6 +103,7 @@ def test_memory_does_not_grow_with_the_film() -> None:
         settings = TrackSettings(gap=0.4)
         for window in track_live_windows(store, LAYOUT, rate=5.0, window=20, settings=settings):
             assert window.stop - window.start == 20
+            gc.collect()  # so that the peak does not depend on when cycles are collected
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.6 * peaks[0]
+    assert peaks[2] < 1.6 * peaks[1]
