@@ -84,13 +84,13 @@ def index(found: dict[str, list[dict[str, Any]]]) -> str:
         for name, entries in found.items()
     )
     return render_gallery(
-        "Poses that know how sure they are",
-        "What this demo made: photographs, a landing, and a report on predictions whose truth is known.",
+        "Keypoints with calibrated uncertainty",
+        "Output of `make demo`: photographs, a simulated landing, and a report on synthetic predictions.",
         [
             GallerySection(
                 "Photographs",
-                "Coloured ellipses hold the true keypoint with 95 % probability; grey ones were pruned as "
-                "unreliable. The heads are those that ship, the base is YOLO11n-pose, unchanged.",
+                "95 % ellipses of YOLO11n-pose with the shipped heads; grey keypoints are pruned as "
+                "unreliable. The keypoints are those of the unchanged model.",
                 pictures,
             ),
             GallerySection(
@@ -99,11 +99,11 @@ def index(found: dict[str, list[dict[str, Any]]]) -> str:
                 "fused with the other sensors; GNSS is out for forty seconds.",
                 (("landing/landing.webp", "An approach by camera"),),
                 "landing/landing.html",
-                "Everything about this approach",
+                "Full page of this approach",
             ),
             GallerySection(
                 "The protocol",
-                "Predictions whose true distribution is known, scored as anybody's would be.",
+                "Synthetic predictions with a known error distribution, scored like any prediction file.",
                 link="report/report.html",
                 link_text="The report",
             ),

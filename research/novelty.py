@@ -54,7 +54,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--base", type=Path, help="another detector than the one that ships, with --artifact")
-    parser.add_argument("--artifact", type=Path, help="heads with novelty, by default those that ship")
+    parser.add_argument(
+        "--artifact", type=Path, help="heads with an out-of-distribution model; default: the shipped heads"
+    )
     parser.add_argument("--rivals", action="store_true", help="fit what the literature offers beside")
     parser.add_argument("--alarms", type=int, metavar="N", help="false alarms alone, on N fresh scenes a weather")
     parser.add_argument("--weather", nargs="+", choices=TRAINING_WEATHERS, default=TRAINING_WEATHERS)

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--base", type=Path, help="another detector, with --artifact")
-    parser.add_argument("--artifact", type=Path, help="other heads than those that ship for footage")
+    parser.add_argument("--artifact", type=Path, help="heads; default: the shipped heads for footage")
     arguments = parser.parse_args()
     host = load_host(arguments.base or footage_detector())
     artifact = Artifact.load(arguments.artifact or footage_artifact())
