@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,3 +168,11 @@ def test_files_with_one_number_have_distinct_ids(tmp_path: Path, caplog: pytest.
     assert len(set(ids)) == 5
     assert ids[3] == 2
     assert "3 file names" in caplog.text
+
+
+@pytest.mark.parametrize("address", ["/", "file:///"])
+def test_the_root_of_the_file_system_is_not_searched(address: str, tmp_path: Path) -> None:
+    content = {"path": ".", "train": address, "val": address, "kpt_shape": [2, 3], "names": {0: "thing"}}
+    (tmp_path / "data.yaml").write_text(json.dumps(content))
+    with pytest.raises(HaloposeError, match="root of the file system"):
+        load_dataset(tmp_path / "data.yaml", "train")

@@ -164,6 +164,8 @@ def _order(sample: Sample) -> Any:
 
 def _image_files(place: Place, path: Place) -> Sequence[Path | Address]:
     if place.is_dir():
+        if str(place).removeprefix("file:").strip("/") == "":
+            raise HaloposeError(f"{path}: {place} is the root of the file system: name the folder of the images")
         if isinstance(place, Address):
             return [file for file in place.files() if file.suffix.lower() in IMAGE_SUFFIXES]
         return [file for file in place.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES]
