@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,26 @@ import numpy as np
 import ultralytics
 
 from halopose.data.files import read_json
-from halopose.reports.gallery import GallerySection, render_gallery
+from halopose.reports.html import page
+
+
+@dataclass(frozen=True)
+class GallerySection:
+    """A section of the page.
+
+    Attributes:
+        title: Heading.
+        text: Text below the heading.
+        pictures: Address and caption of each picture.
+        link: Address of a link; empty for none.
+        link_text: Text of the link.
+    """
+
+    title: str
+    text: str
+    pictures: tuple[tuple[str, str], ...] = ()
+    link: str = ""
+    link_text: str = ""
 
 
 def main() -> None:
@@ -83,10 +103,12 @@ def index(found: dict[str, list[dict[str, Any]]]) -> str:
         (f"poses/{name}.jpg", f"{name}: {len(entries)} {'person' if len(entries) == 1 else 'persons'}")
         for name, entries in found.items()
     )
-    return render_gallery(
-        "Keypoints with calibrated uncertainty",
-        "Output of `make demo`: photographs, a simulated landing, and a report on synthetic predictions.",
-        [
+    return page(
+        "gallery.html",
+        package="research",
+        title="Keypoints with calibrated uncertainty",
+        summary="Output of `make demo`: photographs, a simulated landing, and a report on synthetic predictions.",
+        parts=[
             GallerySection(
                 "Photographs",
                 "95 % ellipses of YOLO11n-pose with the shipped heads; grey keypoints are pruned as "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MANY_OPTIONS = 10  # a command with more has groups
 
 _GROUPS = {
@@ -21,10 +23,6 @@ _GROUPS = {
     ),
     "Evaluation": "bootstrap folds scale_edges shift kinds",
     "Export": "form windows int8",
-    "Flight": (
-        "weather without outage attitude prune integrity requirement camera runway others gnss ils radio irs "
-        "roi_refinement"
-    ),
     "Machine": "device half workers batch engine part seed",
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}
@@ -32,12 +30,19 @@ _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.s
 _SPECIAL = {
     ("fit", "calibration"): "Calibration",
     ("ablate", "calibration"): "Calibration",
-    ("land simulate", "visibility"): "Flight",
-    ("replay", "truth"): "Flight",
-    ("replay", "offset"): "Flight",
-    ("replay", "score"): "Flight",
     ("evaluate", "area"): "Evaluation",
 }
+
+
+def add_option_group(title: str, names: str, *, commands: Iterable[str]) -> None:
+    """Add a group for the commands of a plug-in.
+
+    Args:
+        title: Title above the options.
+        names: Names of the parameters, separated by spaces.
+        commands: Commands whose options are meant.
+    """
+    _SPECIAL.update({(command, name): title for command in commands for name in names.split()})
 
 
 def option_group(command: str, option: str) -> str | None:

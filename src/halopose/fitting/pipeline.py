@@ -515,12 +515,9 @@ def fit(
         >>> from halopose.data.dataset_loading import load_dataset
         >>> from halopose.fitting.settings import TrainSettings
         >>> from halopose.hosts.loading import load_host
-        >>> from halopose.landing.shipped_detectors import runway_detector
-        >>> from halopose.landing.world.dataset_writer import write_dataset
-        >>> data = write_dataset("world", {"train": 6, "val": 6})
-        >>> train, val = load_dataset(data, "train"), load_dataset(data, "val")
+        >>> train, val = load_dataset("data.yaml", "train"), load_dataset("data.yaml", "val")
         >>> settings = FitSettings(TrainSettings(epochs=1), imgsz=320, train_sizes=(320,), calibration_share=0.5)
-        >>> artifact, scores = fit(load_host(runway_detector()), train, val, "work", settings)
+        >>> artifact, scores = fit(load_host("model.safetensors"), train, val, "work", settings)
         >>> artifact.save("heads.safetensors")
     """
     settings = settings or FitSettings()

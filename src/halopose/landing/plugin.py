@@ -39,10 +39,18 @@ class RunwayReader:
         return read_runways(path)
 
 
+_FLIGHT_OPTIONS = (
+    "weather without outage attitude prune integrity requirement camera runway others gnss ils radio irs truth offset "
+    "roi_refinement"
+)
+
+
 def _register(app: typer.Typer) -> None:
+    from halopose.cli.option_groups import add_option_group
     from halopose.cli.options import add_command
     from halopose.landing.commands import land_app, world
 
+    add_option_group("Flight", _FLIGHT_OPTIONS, commands=("simulate", "replay"))
     app.add_typer(land_app)
     add_command(app, world)
 

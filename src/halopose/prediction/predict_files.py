@@ -155,7 +155,7 @@ def predict_files(
 
     Example:
         >>> from halopose import UncertainPose
-        >>> predicted = predict_files(UncertainPose.load("runway"), ["photo.jpg"], "poses")
+        >>> predicted = predict_files(UncertainPose.load(), ["photo.jpg"], "poses")
         >>> predicted.done, predicted.folder.name
         (1, 'poses')
     """

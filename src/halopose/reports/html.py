@@ -49,10 +49,19 @@ def signed(difference: Difference, digits: int = 4) -> str:
     return f"{sign}{number(difference.value, digits)} ± {number(difference.margin, digits)}"
 
 
-def page(template: str, **content: Any) -> str:
-    """Fill in a template of the package; the content is escaped."""
+_PACKAGE = "halopose.reports"
+
+
+def page(template: str, *, package: str = _PACKAGE, **content: Any) -> str:
+    """Fill in a template; the content is escaped.
+
+    Args:
+        template: File name in the folder ``templates`` of the package.
+        package: Package with the template; it may extend the templates of the reports.
+        content: Variables of the template.
+    """
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("halopose.reports"),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in (package, _PACKAGE)]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -63,9 +72,9 @@ def page(template: str, **content: Any) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def asset(name: str) -> Markup:
-    """A style sheet or script of the package, without escaping."""
-    return Markup((resources.files("halopose.reports") / "templates" / name).read_text(encoding="utf-8"))
+def asset(name: str, *, package: str = _PACKAGE) -> Markup:
+    """A style sheet or script of a package, without escaping."""
+    return Markup((resources.files(package) / "templates" / name).read_text(encoding="utf-8"))
 
 
 def embedded(content: Any) -> Markup:

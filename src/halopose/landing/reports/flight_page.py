@@ -43,6 +43,7 @@ def render_page(flight: Flight, summary: dict[str, Any], stills: Sequence[bytes]
     """Return the page (html) of a flight, with the WebP images of its animation embedded if there are any."""
     return page(
         "landing.html",
+        package="halopose.landing.reports",
         title=f"Landing on runway {flight.scenario.designator}",
         summary=_about(flight),
         lead=_lead(flight),
@@ -53,7 +54,7 @@ def render_page(flight: Flight, summary: dict[str, Any], stills: Sequence[bytes]
         size=(WIDTH, HEIGHT),
         split=SPLIT,
         photographs=_outline(PHOTOGRAPHS),
-        player=asset("film.js"),
+        player=asset("film.js", package="halopose.landing.reports"),
         errors=[error_chart(flight, axis) for axis in range(3)],
         consistency=[nis_chart(flight), nees_chart(flight)],
         integrity=[statistic_chart(flight), *level_charts(flight)],
