@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.prediction.predict_files import PredictSettings, predict_files
+from halopose.prediction.predictor import Predictor
 from halopose.types import Family
 from research.fuzz.damage import Reader, Wrong
 
@@ -39,7 +40,7 @@ PLANTED = (".halopose-lock", ".predictions.jsonl", ".predictions.kept", "predict
 
 
 @dataclass
-class MeanOfPixels:
+class MeanOfPixels(Predictor):
     """One detection whose first keypoint is the mean of the image.
 
     Attributes:
@@ -47,17 +48,16 @@ class MeanOfPixels:
     """
 
     before: Callable[[int], None] = lambda number: None
-    layout: Keypoints = field(default_factory=lambda: Keypoints.of(3))
-    imgsz: int = 32
     family: Family = "gaussian"
-    has_novelty: bool = False
-    novelty_size: int | None = None
     count: int = 0
+    layout = Keypoints.of(3)
+    imgsz = 32
+    novelty_size = None
 
     def identity(self) -> list[Any]:
         return ["mean of pixels"]
 
-    def predict(self, source: Any, **settings: Any) -> list[PoseDistributions]:
+    def predict(self, source: Any, **options: Any) -> list[PoseDistributions]:
         self.before(self.count)
         self.count += 1
         spread = np.tile(np.eye(2), (1, 3, 1, 1))
@@ -65,7 +65,7 @@ class MeanOfPixels:
         box = np.array([[0.0, 0.0, 8.0, 8.0]])
         return [PoseDistributions(box, np.full(1, 0.5), place, spread, spread, visibility=np.ones((1, 3)))]
 
-    def stream(self, source: Any, **settings: Any) -> Iterator[tuple[NamedImage, PoseDistributions]]:
+    def _stream(self, source: Any, *options: Any) -> Iterator[tuple[NamedImage, PoseDistributions]]:
         raise NotImplementedError
 
 

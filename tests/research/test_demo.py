@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from research.demo import index
+
 from tests.helpers.html_pages import EVIL, parsed
 
 

@@ -13,18 +13,14 @@ from halopose.family import DEFAULT_FAMILY, Family
 from halopose.keypoints import Keypoints
 from halopose.origin import Origin, Speed
 from halopose.poses import PoseDistributions
-from halopose.prediction.predictor import check_options, checked_family, with_origin
+from halopose.prediction.predictor import Predictor, checked_family, with_origin
 
 
-class DeployedPose:
+class DeployedPose(Predictor):
     """A model that ``halopose export`` wrote, run by ONNX Runtime. Images run one by one for any batch size."""
 
     def __init__(self, deployed: Deployed, family: Family = DEFAULT_FAMILY) -> None:
         self.deployed, self.family = deployed, checked_family(family)
-
-    def __call__(self, source: Any, **options: Any) -> list[PoseDistributions]:
-        """The same as ``predict``."""
-        return self.predict(source, **options)
 
     def __repr__(self) -> str:
         return f"DeployedPose({self.deployed.path}, {len(self.layout)} keypoints, {self.family})"
@@ -40,11 +36,6 @@ class DeployedPose:
         return self.deployed.facts.imgsz
 
     @property
-    def has_novelty(self) -> bool:
-        """Whether predicted poses carry out-of-distribution p-values."""
-        return self.deployed.facts.novelty is not None
-
-    @property
     def novelty_size(self) -> int | None:
         """Number of calibration images behind the p-values of images, or None."""
         known = self.deployed.facts.novelty
@@ -54,37 +45,8 @@ class DeployedPose:
         """Everything that predictions depend on, as JSON content."""
         return [self.deployed.digest, self.deployed.facts.visibility_threshold]
 
-    def predict(
-        self,
-        source: Any,
-        *,
-        conf: float = 0.25,
-        iou: float = 0.7,
-        imgsz: int | None = None,
-        family: Family | None = None,
-        batch: int = 1,
-    ) -> list[PoseDistributions]:
-        """Predict the poses of every image of a source; the arguments are those of ``UncertainPose.predict``."""
-        return [poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)]
-
-    def stream(
-        self,
-        source: Any,
-        *,
-        conf: float = 0.25,
-        iou: float = 0.7,
-        imgsz: int | None = None,
-        family: Family | None = None,
-        batch: int = 1,
-    ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
-        """Yield images and their poses one by one; the arguments are those of ``UncertainPose.predict``."""
-        check_options(conf, iou, imgsz, batch)
-        distribution = self.family if family is None else checked_family(family)
-        settings = Detecting(conf, iou, imgsz)
-        return self._stream(source, settings, distribution)
-
     def _stream(
-        self, source: Any, settings: Detecting, family: Family
+        self, source: Any, settings: Detecting, family: Family, batch: int
     ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
         began = time.perf_counter()
         for image in read_source(source):

@@ -18,7 +18,7 @@ from torch import nn
 
 from halopose.calibration.calibrated_poses import calibrated_poses
 from halopose.data.images import NamedImage, read_source
-from halopose.deploy.deployed_model import Deployed
+from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.errors import HaloposeError
 from halopose.family import DEFAULT_FAMILY, Family
 from halopose.fitting.artifact import Artifact, host_for
@@ -29,12 +29,12 @@ from halopose.origin import Origin, Speed
 from halopose.poses import PoseDistributions
 from halopose.prediction.deployed_pose import DeployedPose
 from halopose.prediction.out_of_distribution import add_p_values
-from halopose.prediction.predictor import check_options, checked_family, with_origin
+from halopose.prediction.predictor import Predictor, checked_family, with_origin
 from halopose.types import Array
 from halopose.uncertainty.novelty import Pooling, pool_images
 
 
-class UncertainPose:
+class UncertainPose(Predictor):
     """A frozen PyTorch model with calibrated uncertainty heads.
 
     >>> model = UncertainPose.load()  # or load("mine.pt", "mine.safetensors")
@@ -167,10 +167,6 @@ class UncertainPose:
         host = host_for(artifact, base, device=device, unsafe=unsafe, end2end=end2end)
         return cls(host, artifact, family, uncalibrated=uncalibrated, widen=widen)
 
-    def __call__(self, source: Any, **options: Any) -> list[PoseDistributions]:
-        """The same as ``predict``."""
-        return self.predict(source, **options)
-
     def __repr__(self) -> str:
         count = len(self.layout)
         return f"UncertainPose({self.host.description}, {count} keypoints, {self.family}, input {self.imgsz})"
@@ -186,11 +182,6 @@ class UncertainPose:
         return self.artifact.imgsz
 
     @property
-    def has_novelty(self) -> bool:
-        """Whether predicted poses carry out-of-distribution p-values."""
-        return self.novelty is not None
-
-    @property
     def novelty_size(self) -> int | None:
         """Number of calibration images behind the p-values of images, or None."""
         return None if self.novelty is None else len(self.novelty.known_images)
@@ -199,54 +190,9 @@ class UncertainPose:
         """Everything that predictions depend on, as JSON content; it differs between models."""
         return [self.artifact.base, self.widen, self.host.half, self.artifact.digest]
 
-    def predict(
-        self,
-        source: Any,
-        *,
-        conf: float = 0.25,
-        iou: float = 0.7,
-        imgsz: int | None = None,
-        family: Family | None = None,
-        batch: int = 1,
-    ) -> list[PoseDistributions]:
-        """Predict the poses of every image of a source.
-
-        Args:
-            source: An image (h, w, 3) in BGR, a PIL image, the path of an image, film, folder or pattern, the
-                address of a stream, or a list of these.
-            conf: Lowest score of a detection.
-            iou: Overlap of boxes above which non-maximum suppression removes the weaker one.
-            imgsz: Input size in pixels; default: the artifact's.
-            family: "gaussian" or "student-t"; default: the model's.
-            batch: Number of images that are read and run at once. Images of one shape run together. Convolutions
-                round differently then: keypoints change by up to 0.0005 pixels and each entry of a covariance by up to
-                0.004 % of the product of its two standard deviations. Entries near zero change by up to 0.25 % of
-                themselves.
-
-        Returns:
-            One ``PoseDistributions`` for each image, in pixels of that image.
-        """
-        return [poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)]
-
-    def stream(
-        self,
-        source: Any,
-        *,
-        conf: float = 0.25,
-        iou: float = 0.7,
-        imgsz: int | None = None,
-        family: Family | None = None,
-        batch: int = 1,
+    def _stream(
+        self, source: Any, settings: Detecting, family: Family, batch: int
     ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
-        """Yield images and their poses one by one, for films and streams that do not fit in memory.
-
-        The arguments are those of ``predict``. Images of one shape in a batch run together.
-        """
-        check_options(conf, iou, imgsz, batch)
-        distribution = self.family if family is None else checked_family(family)
-        return self._stream(source, batch, conf, iou, imgsz, distribution)
-
-    def _stream(self, source: Any, batch: int, *settings: Any) -> Iterator[tuple[NamedImage, PoseDistributions]]:
         images = iter(read_source(source))
         while True:
             began = time.perf_counter()
@@ -259,18 +205,16 @@ class UncertainPose:
                 shapes.setdefault(image.pixels.shape, []).append(number)
             found: dict[int, PoseDistributions] = {}
             for numbers in shapes.values():
-                same_shape = self._predict_batch([pending[number].pixels for number in numbers], *settings)
+                same_shape = self._predict_batch([pending[number].pixels for number in numbers], settings, family)
                 found.update(zip(numbers, same_shape, strict=True))
             yield from ((image, with_origin(found[number], image, read)) for number, image in enumerate(pending))
 
     @torch.inference_mode()
-    def _predict_batch(
-        self, images: list[Array], conf: float, iou: float, imgsz: int | None, family: Family
-    ) -> list[PoseDistributions]:
+    def _predict_batch(self, images: list[Array], settings: Detecting, family: Family) -> list[PoseDistributions]:
         began = time.perf_counter()
-        batch, letterboxes = self.host.preprocess(images, imgsz or self.imgsz, rectangular=True)
+        batch, letterboxes = self.host.preprocess(images, settings.imgsz or self.imgsz, rectangular=True)
         output = self.host.forward(batch)
-        selections = self.host.select(output, conf=conf, iou=iou, letterboxes=letterboxes)
+        selections = self.host.select(output, conf=settings.conf, iou=settings.iou, letterboxes=letterboxes)
         found = time.perf_counter()  # non-maximum suppression has synchronised the device
         counts = [len(selection.scores) for selection in selections]
         cells = torch.cat([each.cell for each in selections])
@@ -293,7 +237,7 @@ class UncertainPose:
         ]
         if self.novelty is not None and pooling is not None:
             vectors = pool_images(output.features, self.host.strides, [box.area for box in letterboxes])
-            poses = add_p_values(self.novelty, poses, pooling, vectors, conf, self.widen)
+            poses = add_p_values(self.novelty, poses, pooling, vectors, settings.conf, self.widen)
         durations = found - began, time.perf_counter() - found
         speed = Speed(0.0, *(1000 * duration / len(images) for duration in durations))
         origin = Origin(layout=self.layout, speed=speed)
