@@ -177,8 +177,9 @@ def train_heads(
     """
     for store in stores:
         store.check(host)
-    torch.manual_seed(settings.train.seed)
-    heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count, settings.head)
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's generators as they are
+        torch.default_generator.manual_seed(settings.train.seed)
+        heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count, settings.head)
     report = None
     if progress is not None:
         report = lambda done, total, note: progress(f"training heads ({note})", done, total)  # noqa: E731

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from halopose.fitting.settings import FitSettings, TrainSettings
-from halopose.uncertainty.heads import HeadSettings
+from halopose.uncertainty.heads import head_settings
 
 Preset = Literal["paper", "best"]
 ALL_CELLS = 13  # largest number of assigned cells per object of any host (YOLO-NAS-Pose)
@@ -24,7 +24,7 @@ PRESETS: dict[Preset, FitSettings] = {
     ),
     "best": FitSettings(
         train=TrainSettings(epochs=5, learning_rate=1e-3, scale_weight=False, dof=12.0, last=True),
-        head=HeadSettings(overlaps=True, features=True, bounded=True),
+        head=head_settings(context=True),
         gamma_ks=0.3,
         visibility=False,
     ),
