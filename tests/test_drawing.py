@@ -135,7 +135,7 @@ def test_a_probability_that_is_none_is_refused(probability: float) -> None:
         draw_poses(PLAIN, poses([[[80, 60]]]), probability=probability)
 
 
-def test_boxes_and_a_legend_are_drawn_where_they_are_asked_for() -> None:
+def test_boxes_and_legend_are_options() -> None:
     found = replace(poses([[[80, 60]]]), boxes=np.array([[20.0, 30.0, 140.0, 110.0]]))
     plain, boxed = draw_poses(PLAIN, found), draw_poses(PLAIN, found, boxes=True)
     different = changed(boxed, plain)

@@ -67,7 +67,7 @@ def test_a_filter_gains_by_predicted_covariances(run: Callable[..., Any]) -> Non
     assert predicted < 0.95 * fixed < 0.95 * alone
 
 
-def test_a_tag_and_a_chessboard_are_where_they_are_said_to_be(run: Callable[..., Any]) -> None:
+def test_tag_and_chessboard_positions_lie_within_their_covariance(run: Callable[..., Any]) -> None:
     names, said = run("tag_pose.py")
     assert said.count("predicted standard deviation") == 6
     for pose in names["main"]().values():
@@ -75,7 +75,7 @@ def test_a_tag_and_a_chessboard_are_where_they_are_said_to_be(run: Callable[...,
         assert np.abs(error).max() < 4
 
 
-def test_a_ros_node_says_where_the_camera_is(run: Callable[..., Any]) -> None:
+def test_ros_node_publishes_the_camera_pose(run: Callable[..., Any]) -> None:
     """Without ROS: the message of a drawn frame, whose position is as far off as it says."""
     names, said = run("ros2_node.py")
     assert said.count("predicted standard deviation") == 3

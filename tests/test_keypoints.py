@@ -30,7 +30,7 @@ def test_other_counts_are_numbers() -> None:
     assert len(four) == 4
 
 
-def test_what_is_not_stated_comes_from_the_model() -> None:
+def test_missing_values_come_from_the_model() -> None:
     model = Keypoints.of(2, names=("left", "right"), sigmas=(0.1, 0.2), area_factor=0.7, limbs=[(0, 1)])
     assert Keypoints.of(2, otherwise=model) == model
     assert Keypoints.of(2, sigmas=(0.3, 0.3), otherwise=model).sigmas == (0.3, 0.3)

@@ -68,7 +68,7 @@ def test_a_broken_plugin_is_one_warning(install: Any, broken: Any, caplog: pytes
     assert "broken" in caplog.text
 
 
-def test_a_dataset_reader_is_asked_before_the_formats_of_the_core(install: Any, tmp_path: Path) -> None:
+def test_dataset_readers_of_plugins_come_before_those_of_the_core(install: Any, tmp_path: Path) -> None:
     class Reader:
         name = "mine"
 

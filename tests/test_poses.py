@@ -52,7 +52,7 @@ def test_keep_defaults_to_everything() -> None:
 
 
 @pytest.mark.parametrize("keep", [None, np.ones((3, 4), dtype=int), np.ones((3, 4))])
-def test_json_says_true_or_false_whatever_the_mask_is_made_of(keep: Array | None) -> None:
+def test_json_keep_is_boolean_for_every_mask_type(keep: Array | None) -> None:
     text = json.dumps([entry["keep"] for entry in poses(keep=keep).to_json()])
     assert text == json.dumps([[True] * 4] * 3)
 
@@ -124,7 +124,7 @@ def test_foreign_key_points_need_only_a_covariance() -> None:
         PoseDistributions.from_supervision(supervision.KeyPoints(xy=np.zeros((1, 2, 2), dtype=np.float32)))
 
 
-def test_they_iterate_compare_and_say_what_they_are() -> None:
+def test_iteration_comparison_and_repr() -> None:
     some = poses()
     assert [len(one) for one in some] == [1, 1, 1]
     assert PoseDistributions.concatenate(list(some)) == some
@@ -221,7 +221,7 @@ def test_known_keypoints_move_the_others() -> None:
 
 
 @pytest.mark.parametrize("family", ["gaussian", "student-t"])
-def test_what_is_known_can_be_used_like_any_poses(family: str) -> None:
+def test_conditioned_poses_can_be_used_like_any_poses(family: str) -> None:
     poses = joined_poses(family)
     known = np.full((2, 3, 2), np.nan)
     known[:, 0] = poses.keypoints[:, 0] + 3
@@ -371,7 +371,7 @@ def test_tables_have_names_image_and_class() -> None:
     assert (row["image"], row["class"], row["keypoint"]) == ("bus", 1, "left_wrist")
 
 
-def test_without_a_screen_show_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_screen_show_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.setattr(display, "has_windows", lambda: True)
     monkeypatch.setattr("sys.platform", "linux")

@@ -24,7 +24,7 @@ from halopose.protocol import Protocol
         ({"scale_edges": (-1.0, float("inf"))}, "positive areas"),
     ],
 )
-def test_what_is_no_setting_is_one_line(setting: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused(setting: dict[str, Any], words: str) -> None:
     with pytest.raises(HaloposeError, match=words) as error:
         Protocol(**setting)
     assert "\n" not in str(error.value)

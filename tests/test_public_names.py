@@ -10,7 +10,7 @@ from tests.helpers.models import run_script
 
 
 @pytest.mark.parametrize("name", [name for name in halopose.__all__ if name != "__version__"])
-def test_names_are_those_of_their_homes(name: str) -> None:
+def test_names_equal_those_of_their_homes(name: str) -> None:
     thing = getattr(halopose, name)
     assert thing.__name__ == name
     assert thing.__module__ == halopose._HOMES[name]

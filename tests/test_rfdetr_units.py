@@ -99,7 +99,7 @@ def test_files_of_precisions_are_recognised(caplog: pytest.LogCaptureFixture) ->
         parse_predictions("p.json", [entries[0] | {PRECISION_KEY: [[-1e4, 0, 0]] * KEYPOINTS}], None)
 
 
-def test_versions_that_nobody_has_read_are_refused() -> None:
+def test_unknown_versions_are_refused() -> None:
     assert lacks_area("1.11.2")
     assert lacks_area("1.10.0")
     for version in ("1.12.0", "2.0", "new"):

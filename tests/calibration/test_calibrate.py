@@ -107,7 +107,7 @@ def test_calibrations_fitted_elsewhere() -> None:
         assert torch.equal(distribution.covariance, distributions.distributions[name].covariance)
 
 
-def test_what_is_not_given_is_cross_fitted() -> None:
+def test_calibrations_not_given_are_cross_fitted() -> None:
     matched = partly_labelled(poses(300, 3, seed=16, flaw=1.3))
     gaussian = fit_gaussian(poses(500, 3, seed=17))
     own, mixed = cross_fitted(matched, Protocol()), cross_fitted(matched, Protocol(), gaussian=gaussian)
@@ -221,7 +221,7 @@ def test_an_uninformative_visibility_score_has_no_threshold(silent: Any) -> None
     assert cross_fitted(matched, Protocol(visibility=True)).visibility_threshold is None
 
 
-def test_visibility_is_asked_for_beside_everything_given() -> None:
+def test_visibility_threshold_is_cross_fitted_beside_given_calibrations() -> None:
     """Calibrations from files hold no visibility threshold: it is cross-fitted like whatever else is missing."""
     matched = with_informative_visibility(partly_labelled(poses(300, 3, seed=21)))
     fitted = fit_calibrations(with_informative_visibility(poses(300, 3, seed=22)), Protocol())
@@ -325,7 +325,7 @@ def test_a_calibration_on_few_objects_is_reported_with_the_number_needed(caplog:
     assert "images that show it" in warn(0, 200)
 
 
-def test_a_few_frames_widen_at_once_and_narrow_hardly(caplog: pytest.LogCaptureFixture) -> None:
+def test_few_frames_widen_fully_and_narrow_little(caplog: pytest.LogCaptureFixture) -> None:
     protocol = Protocol(split_student=True)
     frames, many = poses(40, 3, None, seed=2), poses(400, 3, None, seed=2)
     fitted = fit_calibrations(frames, protocol)

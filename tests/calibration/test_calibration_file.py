@@ -135,7 +135,7 @@ def test_a_calibration_is_not_applied_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("unit", [1e-14, 1.0])
-def test_what_could_not_be_read_again_is_not_written(family: Family, unit: float, tmp_path: Path) -> None:
+def test_unreadable_calibrations_are_not_written(family: Family, unit: float, tmp_path: Path) -> None:
     matched = poses(200, 3, 4, flaw=1.3)
     matched = replace(matched, covariance=unit * matched.covariance, scale=unit * matched.scale)
     file = CalibrationFile.fit(matched, IMAGES, family, Protocol())
@@ -308,7 +308,7 @@ def content_of(family: Family, folder: Path) -> dict[str, Any]:
         ({"image_ids": [10**30]}, "damaged"),
     ],
 )
-def test_damaged_files_are_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_damaged_files_are_one_line_errors(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     """What is wrong in itself is refused even if its checksum is right."""
     path = tmp_path / "c.json"
     content = content_of("student-t", tmp_path) | changes

@@ -128,7 +128,7 @@ def test_weights_may_be_per_keypoint_and_scale_freely() -> None:
     assert_same(both, GaussianCalibration(2).fit(residual, factors, sample_weight=weight * 1e-6), rtol=1e-12)
 
 
-def test_distances_are_as_good_as_residuals() -> None:
+def test_distances_give_the_same_fit_as_residuals() -> None:
     generator = torch.Generator().manual_seed(0)
     residual = torch.randn(50, 3, 2, dtype=torch.float64, generator=generator)
     factors = torch.diag_embed(torch.rand(50, 3, 2, dtype=torch.float64, generator=generator) + 0.1)
@@ -361,7 +361,7 @@ def test_each_family_has_its_own_distribution() -> None:
 
 
 @pytest.mark.parametrize("calibration", [GaussianCalibration, StudentTCalibration])
-def test_arrays_and_flags_of_coco_are_as_good_as_tensors(calibration: type[Any]) -> None:
+def test_arrays_with_coco_flags_give_the_same_fit_as_tensors(calibration: type[Any]) -> None:
     rng = np.random.default_rng(0)
     factors = scale_tril_from_raw(torch.from_numpy(rng.normal(size=(90, 2, 3)))).numpy()
     residual, flags, weight = rng.normal(size=(90, 2, 2)), rng.integers(0, 3, (90, 2)), rng.random(90)
@@ -381,7 +381,7 @@ def test_arrays_and_flags_of_coco_are_as_good_as_tensors(calibration: type[Any])
         ({"residual": np.full((9, 2, 2), "a")}, "residuals should be"),
     ],
 )
-def test_what_is_no_array_of_numbers_is_one_line(wrong: dict[str, Any], words: str) -> None:
+def test_inputs_that_are_not_numeric_arrays_are_refused(wrong: dict[str, Any], words: str) -> None:
     data = {"residual": np.zeros((9, 2, 2)), "scale_tril": np.tile(np.eye(2), (9, 2, 1, 1))}
     with pytest.raises(HaloposeError, match=words):
         GaussianCalibration(2).fit(**(data | wrong))

@@ -85,7 +85,7 @@ def test_samples_have_the_marginals_of_every_keypoint(joint_dof: float) -> None:
         assert stats.kstest(squared[:, k] / 2, stats.f(2, nu[k]).cdf).pvalue > 1e-3
 
 
-def test_what_was_drawn_is_found_again_from_partly_labelled_objects() -> None:
+def test_true_correlation_is_estimated_from_partly_labelled_objects() -> None:
     matrix, factors = some_correlation(), some_factors(6000)
     distribution = JointDistribution(factors, matrix, np.array([3.0, 5.0, 9.0, 30.0]), 5.0)
     rng = np.random.default_rng(3)

@@ -150,7 +150,7 @@ def test_a_calibration_of_keypoints_in_another_order_is_refused(
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", '{"format": "halopose-calibration-1"}'])
-def test_damaged_calibrations_are_one_line(
+def test_damaged_calibrations_are_one_line_errors(
     files: Path, tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "c.json").write_text(content)
@@ -162,7 +162,7 @@ def test_damaged_calibrations_are_one_line(
     assert "c.json" in error
 
 
-def test_a_file_where_a_folder_should_be_is_one_line(
+def test_a_file_where_a_folder_should_be_is_a_one_line_error(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -362,7 +362,7 @@ def test_every_numeric_option_has_its_nonsense() -> None:
         (f"{SCORE} --rule best", "--rule"),
     ],
 )
-def test_what_no_command_knows_is_one_line(
+def test_unknown_commands_and_options_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     code, error = run_main(monkeypatch, capsys, *arguments.split())

@@ -64,7 +64,7 @@ def through_the_other_commands(
 
 
 @pytest.mark.parametrize("kind", FITTED)
-def test_what_fit_makes_is_evaluated(work: Path, tmp_path: Path, kind: str) -> None:
+def test_fitted_artifacts_are_evaluated(work: Path, tmp_path: Path, kind: str) -> None:
     """Each kind of heads as ``fit`` makes them, on images that the fit did not use."""
     checkpoint, data, options = work / "base.pt", work / "data.yaml", FITTED[kind]
     if kind == "end2end":

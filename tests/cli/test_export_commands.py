@@ -108,7 +108,7 @@ def test_a_model_goes_out_and_is_used(
         (["evaluate", "{data}", "-o", "{empty}"], "give --base, or --deployed"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_mistakes_are_one_line_errors(
     arguments: list[str],
     line: str,
     work: Path,

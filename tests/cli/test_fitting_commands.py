@@ -66,7 +66,7 @@ def test_fit_by_steps_is_a_fit(work: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [4, 5])
 @pytest.mark.parametrize("form", ["yaml", "json"])
-def test_steps_know_what_only_the_data_know(tmp_path: Path, count: int, form: str) -> None:
+def test_steps_use_keypoint_layout_of_the_data(tmp_path: Path, count: int, form: str) -> None:
     """Names, sigmas and the area factor of other keypoints than COCO's, from a yaml and from COCO json."""
     host = UltralyticsHost(pose_model("11", (count, 3)))
     torch.save({"model": pose_model("11", (count, 3))}, tmp_path / "base.pt")
@@ -166,7 +166,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(
     assert line.startswith(f"halopose: cannot write to {folder}")
 
 
-def test_two_at_once_in_a_folder_are_refused(
+def test_two_concurrent_runs_in_a_folder_are_refused(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The second says so in one line; a lock that a killed process leaves behind is none."""

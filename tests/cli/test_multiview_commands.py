@@ -110,7 +110,7 @@ def test_films_of_other_names_are_taken_as_they_appear(tmp_path: Path, capsys: p
         run("triangulate", tmp_path / "cameras.toml", path, "-o", tmp_path / "scene")
 
 
-def test_what_is_not_there_or_no_film(tmp_path: Path) -> None:
+def test_missing_files_and_non_films_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="no file"):
         run("track", tmp_path / "none.mp4", "-o", tmp_path)
     made = synthesize_film(Film(frames=6))

@@ -98,7 +98,7 @@ def test_predict_refuses_missing_and_foreign_things(
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_predict_on_a_full_disk_is_one_line(
+def test_predict_on_a_full_disk_is_a_one_line_error(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heads = "--artifact", work / "a.safetensors"
@@ -308,7 +308,7 @@ def test_options_from_a_file(
     assert all(entry["score"] >= 0.89 for entry in json.loads((tmp_path / "out" / "predictions.json").read_text()))
 
 
-def test_quiet_says_nothing_and_models_are_listed(work: Path, tmp_path: Path) -> None:
+def test_quiet_prints_nothing_and_models_are_listed(work: Path, tmp_path: Path) -> None:
     words = (
         "predict",
         ASSETS / "bus.jpg",
@@ -417,7 +417,7 @@ def small_film(path: Path, frames: int = 3) -> Path:
     return path
 
 
-def test_a_json_of_a_film_knows_its_frame_rate(work: Path, tmp_path: Path) -> None:
+def test_json_of_a_film_holds_its_frame_rate(work: Path, tmp_path: Path) -> None:
     heads = *base(work), "--artifact", work / "a.safetensors"
     run("predict", small_film(tmp_path / "clip.mp4"), *heads, "-o", tmp_path / "out", "--no-pictures")
     assert not (tmp_path / "out" / "clip.mp4").exists()
@@ -529,7 +529,7 @@ def test_labels_table_and_chosen_detections(work: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "none" / "predictions.json").read_text()) == []
 
 
-def test_a_window_that_cannot_open_is_one_line(
+def test_a_window_that_cannot_open_is_a_one_line_error(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)

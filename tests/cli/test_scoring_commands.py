@@ -81,7 +81,7 @@ def test_one_detection_of_a_class_without_annotations_is_no_reason_to_refuse(fil
     run("score", tmp_path / "p.json", tmp_path / "t.json", "-o", tmp_path / "s", "--bootstrap", 0)
 
 
-def test_recalibrating_on_few_objects_says_so(files: Path, tmp_path: Path) -> None:
+def test_recalibrating_on_few_objects_warns(files: Path, tmp_path: Path) -> None:
     both = files / "predictions.json", files / "truth.json"
     output = run("recalibrate", *both, "-o", tmp_path / "c.json", "--fraction", 0.05)
     assert "few objects" in output
@@ -110,7 +110,7 @@ def test_predictions_without_covariances_get_them_from_scores(files: Path, tmp_p
     assert Scores.from_json(content_of(tmp_path / "u" / "metrics.json")).student_t.ace < 0.03
 
 
-def test_features_are_used_only_where_held_out_images_ask_for_them(files: Path, tmp_path: Path) -> None:
+def test_features_are_used_only_if_held_out_images_improve(files: Path, tmp_path: Path) -> None:
     features = "--features", "score,size,visibility"
     said = run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "a.json", *features)
     assert "dispersion" not in content_of(tmp_path / "a.json")

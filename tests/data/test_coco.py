@@ -91,7 +91,7 @@ def test_other_keypoint_counts_default_to_one_over_k() -> None:
     assert truth.layout.limbs == ()
 
 
-def test_keypoints_are_those_of_the_category_then_the_model_then_coco() -> None:
+def test_keypoints_equal_those_of_the_category_then_the_model_then_coco() -> None:
     assert parse_ground_truth("t", TRUTH).layout == Keypoints.of(17, names=COCO_NAMES)
     model = Keypoints.of(17, names=[f"m{k}" for k in range(17)], sigmas=[0.2] * 17, area_factor=0.8, limbs=[(0, 1)])
     layout = parse_ground_truth("t", TRUTH, otherwise=model).layout
@@ -111,7 +111,7 @@ def test_a_skeleton_that_cannot_be_drawn_is_left_out(skeleton: Any) -> None:
 
 
 @pytest.mark.parametrize("sigmas", [[0.1] * 16, [0.0] * 17, [-0.1] * 17, ["a"] * 17, 0.1, [float("nan")] * 17])
-def test_bad_sigmas_are_one_line(sigmas: Any) -> None:
+def test_bad_sigmas_are_one_line_errors(sigmas: Any) -> None:
     content = copy.deepcopy(TRUTH)
     content["categories"][0]["sigmas"] = sigmas
     with pytest.raises(HaloposeError, match=r"t\.json: give 17"):
@@ -228,7 +228,7 @@ BAD_PREDICTIONS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_PREDICTIONS)
-def test_bad_predictions_are_one_line(case: str) -> None:
+def test_bad_predictions_are_one_line_errors(case: str) -> None:
     content, words = BAD_PREDICTIONS[case]
     with pytest.raises(HaloposeError, match=words) as error:
         parse_predictions("p.json", content, parse_ground_truth("t", TRUTH))
@@ -236,7 +236,7 @@ def test_bad_predictions_are_one_line(case: str) -> None:
     assert "p.json" in str(error.value)
 
 
-def test_missing_file_and_folder_are_one_line(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_one_line_errors(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(HaloposeError, match="cannot read"):
             read_ground_truth(path)

@@ -82,7 +82,7 @@ def test_yolo_labels_become_pixels(tmp_path: Path, dimensions: int) -> None:
     assert dataset.area == "1 x box"
 
 
-def test_what_the_data_state_comes_before_what_the_model_says(tmp_path: Path) -> None:
+def test_layout_of_the_data_overrides_that_of_the_model(tmp_path: Path) -> None:
     model = Keypoints.of(3, names=("x", "y", "z"), sigmas=(0.5, 0.6, 0.7), area_factor=0.5)
     silent = load_dataset(yolo_set(tmp_path / "silent"), "train", otherwise=model)
     assert silent.layout == model
@@ -125,7 +125,7 @@ def test_missing_and_empty_labels_mean_no_objects(tmp_path: Path) -> None:
         ("\xff\xfe", "labels"),
     ],
 )
-def test_wrong_labels_are_one_line(tmp_path: Path, line: str, says: str) -> None:
+def test_wrong_labels_are_one_line_errors(tmp_path: Path, line: str, says: str) -> None:
     path = yolo_set(tmp_path)
     (tmp_path / "labels" / "train" / "7.txt").write_bytes(line.encode("latin-1"))
     with pytest.raises(HaloposeError, match=says) as error:
@@ -204,7 +204,7 @@ def test_coco_classes_follow_the_categories(tmp_path: Path) -> None:
     assert record.objects.class_ids.tolist() == [1]
 
 
-def test_coco_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_coco_mistakes_are_one_line_errors(tmp_path: Path) -> None:
     path = tmp_path / "truth.json"
     content = {"images": [{"id": 1}], "annotations": [], "categories": [{"id": 1, "keypoints": ["tip"]}]}
     path.write_text(json.dumps(content))
@@ -228,7 +228,7 @@ def test_coco_mistakes_are_one_line(tmp_path: Path) -> None:
         ({"train": None}, "no folder"),
     ],
 )
-def test_wrong_yaml_is_one_line(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_wrong_yaml_is_a_one_line_error(tmp_path: Path, change: dict[str, Any], says: str) -> None:
     path = yolo_set(tmp_path)
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
     with pytest.raises(HaloposeError, match=says) as error:

@@ -94,7 +94,7 @@ def test_addresses_hold_what_folders_do(tmp_path: Path, memory: Address) -> None
     assert same(load_dataset(tmp_path / "remote.yaml", "val"), load_dataset(data, "val"))
 
 
-def test_an_image_twice_in_the_archives_is_one_line(tmp_path: Path) -> None:
+def test_an_image_twice_in_the_archives_is_a_one_line_error(tmp_path: Path) -> None:
     data = yolo_set(tmp_path / "data")
     for number in range(2):
         (tmp_path / f"{number}.tar").write_bytes(tarred(samples(tmp_path / "data", "train")))
@@ -128,7 +128,7 @@ def test_a_bad_entry_keeps_its_number_in_long_json(tmp_path: Path, monkeypatch: 
         read_ground_truth(tmp_path / "truth.json")
 
 
-def test_names_that_no_file_can_have_are_one_line() -> None:
+def test_names_that_no_file_can_have_are_one_line_errors() -> None:
     for name in ("x" * 5000, "\0"):
         with pytest.raises(HaloposeError) as error:
             load_dataset(Path(name), "train")

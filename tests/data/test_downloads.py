@@ -59,7 +59,7 @@ def test_a_film_is_downloaded_where_the_server_sends_no_parts(site: str) -> None
     assert [(frame.frame, frame.rate, frame.length) for frame in frames] == [(0, 5, 3), (2, 5, 3), (4, 5, 3)]
 
 
-def test_what_is_missing_is_one_line(site: str) -> None:
+def test_missing_sources_are_refused_in_one_line(site: str) -> None:
     for source, words in ((f"{site}/none.jpg", "404"), (f"{site}/none.mp4", "404"), (77, "no camera 77")):
         with pytest.raises(HaloposeError, match=words) as error:
             list(read_source(source))

@@ -33,7 +33,7 @@ def test_json_holds_arrays_and_null_for_what_is_not_finite(tmp_path: Path) -> No
     ("content", "words"),
     [(b"", "empty"), (b"  \n", "empty"), (b'[{"image_id": 1', "not complete"), (b"\xff\xfe\x00", "UTF-8")],
 )
-def test_broken_files_are_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+def test_broken_files_are_one_line_errors(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
     with pytest.raises(HaloposeError, match=words):
@@ -83,7 +83,7 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "\udcff"])
-def test_names_that_no_file_has_are_one_line(name: str, tmp_path: Path) -> None:
+def test_names_that_no_file_has_are_one_line_errors(name: str, tmp_path: Path) -> None:
     for read in (read_json, check_regular):
         with pytest.raises(HaloposeError, match="cannot read") as error:
             read(tmp_path / name)

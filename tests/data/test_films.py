@@ -35,7 +35,7 @@ def test_frames_come_in_order_with_the_empty_ones_between() -> None:
 @pytest.mark.parametrize(
     "names", [(), ("photo.jpg",), ("clip_000001", "x"), ("clip_999999999",), (f"clip_{'9' * 5000}",)]
 )
-def test_files_that_are_no_film_are_refused_at_once(names: tuple[str, ...]) -> None:
+def test_files_that_are_no_film_are_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(HaloposeError, match=r"p\.json") as error:
         by_film("p.json", *detections(*names))
     assert "\n" not in str(error.value)

@@ -29,7 +29,7 @@ def png_of(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".ppm", ".pgm", ".pam"])
 @pytest.mark.parametrize("grey", [False, True])
-def test_sizes_are_those_of_the_decoder(suffix: str, grey: bool) -> None:
+def test_sizes_equal_those_of_the_decoder(suffix: str, grey: bool) -> None:
     if suffix in (".ppm", ".pgm") and grey == (suffix == ".ppm"):
         pytest.skip("no such file")
     content = cv2.imencode(suffix, PIXELS[..., 0] if grey else PIXELS)[1].tobytes()
@@ -108,7 +108,7 @@ def test_a_damaged_jpeg_is_reported(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     "content", [b"\xff\xd8", b"\xff\xd8\xff", b"BM", b"RIFF", b"II*\0", b"P6\n", b"\x89PNG\r\n\x1a\n"]
 )
-def test_headers_that_end_early_are_one_line(content: bytes) -> None:
+def test_headers_that_end_early_are_one_line_errors(content: bytes) -> None:
     for more in (b"", b"\0" * 40, b"\xff" * 40):
         with pytest.raises(HaloposeError, match=r"a\.jpg (is damaged|has \d+ x)"):
             decode_image(content + more, "a.jpg")

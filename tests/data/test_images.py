@@ -118,7 +118,7 @@ def test_exif_rotation_is_undone(tmp_path: Path, orientation: int) -> None:
         assert np.abs(found.astype(int) - upright[orientation]).mean() < 5
 
 
-def test_what_is_written_reads_back(tmp_path: Path) -> None:
+def test_written_images_are_read_back(tmp_path: Path) -> None:
     write_image(tmp_path / "new" / "a.png", COLOURS)
     assert np.array_equal(read_image(tmp_path / "new" / "a.png"), COLOURS)
     smooth = np.tile(np.linspace(0, 255, 64, dtype=np.uint8)[:, None, None], (1, 64, 3))
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_no_half_image(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_unreadable_files_are_one_line(tmp_path: Path) -> None:
+def test_unreadable_files_are_one_line_errors(tmp_path: Path) -> None:
     good = tmp_path / "good.jpg"
     cv2.imwrite(str(good), COLOURS)
     (tmp_path / "empty.jpg").write_bytes(b"")
@@ -218,7 +218,7 @@ def test_a_stack_of_arrays_is_a_list() -> None:
         None,
     ],
 )
-def test_wrong_arrays_are_one_line(wrong: Array | float | None) -> None:
+def test_wrong_arrays_are_one_line_errors(wrong: Array | float | None) -> None:
     with pytest.raises(HaloposeError) as error:
         list(read_source(wrong))
     one_line(error)
@@ -239,7 +239,7 @@ def test_video_frames(tmp_path: Path, suffix: str, codec: str) -> None:
         assert [round(float(frame.mean()) / 40) for frame in frames] == [1, 3, 5]
 
 
-def test_broken_videos_and_empty_places_are_one_line(tmp_path: Path) -> None:
+def test_broken_videos_and_empty_places_are_one_line_errors(tmp_path: Path) -> None:
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     (tmp_path / "empty").mkdir()
     for source in (tmp_path / "broken.mp4", tmp_path / "none.mp4", tmp_path / "empty", str(tmp_path / "*.gif")):
@@ -257,7 +257,7 @@ def test_pictures_of_an_unknown_range_are_refused(mode: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [True, b"photo.jpg", bytearray(3), np.bool_(True)])
-def test_what_looks_like_a_camera_or_a_list_is_refused(wrong: object) -> None:
+def test_unsupported_source_types_are_refused(wrong: object) -> None:
     with pytest.raises(HaloposeError, match="cannot take images from") as error:
         list(read_source(wrong))
     one_line(error)

@@ -74,7 +74,7 @@ def test_cameras_and_addresses_are_streams() -> None:
 
 
 @pytest.mark.parametrize("text", ["no.jpg", "no*.jpg", "\N{SUPERSCRIPT TWO}"])
-def test_what_is_missing_is_said_at_once(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sources_are_refused_before_reading(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HaloposeError, match=r"no (file|images)"):
         find_sources([text])
@@ -113,7 +113,7 @@ def test_standard_input_is_read_as_files_are(tmp_path: Path, monkeypatch: pytest
         piped(huge, monkeypatch)
 
 
-def test_a_folder_where_a_half_written_film_belongs_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_where_a_half_written_film_belongs_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / ".film.partial.mp4").mkdir()
     with pytest.raises(HaloposeError, match="cannot write the film"), FilmWriter(tmp_path / "film.mp4", 5) as film:
         film.write(np.zeros((16, 16, 3), np.uint8))

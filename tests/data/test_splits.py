@@ -64,7 +64,7 @@ def test_one_image_cannot_be_split() -> None:
         split_validation(np.array([7, 7]), 0.5)
 
 
-def test_images_that_were_seen_are_refused_and_numbers_that_coincide_are_said(
+def test_seen_images_are_refused_and_coinciding_ids_warn(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen = np.arange(0, 1000, 10)

@@ -49,7 +49,7 @@ def test_a_folder_is_used_again(tmp_path: Path) -> None:
     assert (images / "mine.txt").read_text() == "kept"
 
 
-def test_what_stands_in_the_way_is_one_line(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     host = host_of("11")
     dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 1}), "train")
     (tmp_path / "file").write_text("kept")
@@ -148,7 +148,7 @@ def test_files_of_one_name_are_distinguished_by_folder(tmp_path: Path) -> None:
         load_dataset(tmp_path / "data.yaml", "val,val")
 
 
-def test_yaml_as_deep_as_a_well_is_one_line(tmp_path: Path) -> None:
+def test_yaml_as_deep_as_a_well_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text("[" * 100_000)
     with pytest.raises(HaloposeError, match="too deeply"):
         load_dataset(tmp_path / "data.yaml", "train")

@@ -47,7 +47,7 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("name", ["11", "26-one-to-one", "nas", "11 fixed", "11 half", "11 transposed"])
-def test_the_file_is_untouched_and_covariances_are_those_of_the_package(
+def test_the_file_is_untouched_and_covariances_equal_those_of_the_package(
     name: str, file_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path, size = file_of(name), size_of(name)

@@ -25,7 +25,7 @@ TOPK = TopkSettings(189, 144)  # all cells
 @pytest.mark.parametrize(
     ("kind", "family"), [("nas", "gaussian"), ("26-one-to-one", "student-t"), ("file", "gaussian")]
 )
-def test_detections_are_those_of_the_topk_form(kind: str, family: Family, tmp_path: Path) -> None:
+def test_detections_equal_those_of_the_topk_form(kind: str, family: Family, tmp_path: Path) -> None:
     host: Host = host_of(kind) if kind != "file" else OnnxHost(onnx_files.framework_onnx("11", tmp_path, SIZE))
     size, topk = (160, TopkSettings(525, 400)) if kind == "26-one-to-one" else (SIZE, TOPK)
     artifact = with_split_student(artifact_for(host, imgsz=size))

@@ -86,7 +86,7 @@ def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind
     ("kind", "overlaps", "features", "bound"),
     [("11", True, True, 0), ("nas", True, True, 50), ("11", True, False, 0), ("11", False, True, 50)],
 )
-def test_context_features_in_the_graph_are_those_of_the_host(
+def test_context_features_in_the_graph_equal_those_of_the_host(
     kind: str, overlaps: bool, features: bool, bound: float
 ) -> None:
     host = host_of(kind)

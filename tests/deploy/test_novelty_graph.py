@@ -40,7 +40,7 @@ def cut(scenes: list[Array]) -> list[Array]:
     return [scenes[0], scenes[0][:, 40:441], scenes[1][50:331], scenes[1]]
 
 
-def test_p_values_are_those_of_the_package(pose: UncertainPose, scenes: list[Array], tmp_path: Path) -> None:
+def test_p_values_equal_those_of_the_package(pose: UncertainPose, scenes: list[Array], tmp_path: Path) -> None:
     model = build(pose.host, pose.artifact)
     for name, written in (("float", model), ("half", quantise.to_half(model))):
         write_model(written, tmp_path / f"{name}.onnx")

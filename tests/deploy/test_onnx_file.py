@@ -96,7 +96,7 @@ def test_another_temperature_scales_the_factors_and_nothing_else(model: onnx.Mod
         ({"format": None}, "halopose export"),
     ],
 )
-def test_foreign_and_newer_files_are_one_line(
+def test_foreign_and_newer_files_are_one_line_errors(
     model: onnx.ModelProto, values: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
     write_model(changed(model, **values), tmp_path / "model.onnx")
@@ -106,7 +106,7 @@ def test_foreign_and_newer_files_are_one_line(
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", None])
-def test_damaged_files_are_one_line(model: onnx.ModelProto, content: bytes | None, tmp_path: Path) -> None:
+def test_damaged_files_are_one_line_errors(model: onnx.ModelProto, content: bytes | None, tmp_path: Path) -> None:
     whole = sealed(model)
     (tmp_path / "model.onnx").write_bytes(whole[: len(whole) // 2] if content is None else content)
     for opener in (UncertainPose.load, lambda folder: read_model(folder / "model.onnx")):
@@ -154,7 +154,7 @@ def checksummed(data: bytes) -> bytes:
     return whole.replace(b"0" * 64, hashlib.sha256(whole).hexdigest().encode())
 
 
-def test_images_and_settings_that_do_not_fit_are_one_line(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_images_and_settings_that_do_not_fit_are_one_line_errors(model: onnx.ModelProto, tmp_path: Path) -> None:
     write_model(model, tmp_path / "model.onnx")
     deployed = Deployed(tmp_path)
     for image in (np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3)), np.zeros((0, 8, 3), np.uint8)):

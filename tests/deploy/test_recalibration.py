@@ -49,7 +49,7 @@ def seen_image(data: Path) -> np.ndarray:
     return load_dataset(data, "other").records[0].read()[0]
 
 
-def test_scores_are_those_of_the_pipeline(data: Path, folder: Path, store: MatchStore) -> None:
+def test_scores_equal_those_of_the_pipeline(data: Path, folder: Path, store: MatchStore) -> None:
     deployed = Deployed(folder)
     metrics = recalibration.score(deployed, recalibration.collect(deployed, load_dataset(data, "val")), PROTOCOL)
     expected = evaluate_artifact(artifact_for(host_of("11")), host_of("11"), store, protocol=PROTOCOL)

@@ -78,7 +78,7 @@ def test_the_page_computes_what_the_runtime_computes(kind: str, tmp_path: Path) 
     assert np.allclose([one["angle"] for one in result["axes"]], angles[:, 3], atol=1e-5)
 
 
-def test_without_npm_and_cache_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_npm_and_cache_it_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOPOSE_CACHE", str(tmp_path))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(HaloposeError, match="onnxruntime-web") as error:

@@ -80,7 +80,7 @@ def test_the_random_ranking_of_a_draw_is_one_of_copies() -> None:
         assert draw["akp_skill"] == pytest.approx((draw["gaussian.akp"] - chance) / (1 - chance), rel=1e-12)
 
 
-def test_scores_are_those_of_the_evaluation() -> None:
+def test_scores_equal_those_of_the_evaluation() -> None:
     matched = true_positives(np.arange(40), seed=0)
     distributions = apply_calibrations(matched, fitted(), PROTOCOL)
     found = ResampledMetrics.of(matched, distributions, PROTOCOL, EDGES).scores(scales=True)
@@ -101,7 +101,7 @@ def test_scores_are_those_of_the_evaluation() -> None:
     assert found["scale.spread"] == pytest.approx(np.std(by_scale), rel=1e-12)
 
 
-def test_plot_data_are_those_of_the_evaluation() -> None:
+def test_plot_data_equal_those_of_the_evaluation() -> None:
     matched = true_positives(np.arange(40), seed=0)
     distributions = apply_calibrations(matched, fitted(), PROTOCOL)
     one, scores = (

@@ -163,7 +163,7 @@ CONTENT = json.loads(json.dumps(real_scores().to_json(), default=np.ndarray.toli
 
 
 @pytest.mark.parametrize("content", [None, 3, "text", [], {}, {"keypoints": 3}, [CONTENT]])
-def test_what_is_no_metrics_is_one_line(content: Any) -> None:
+def test_files_that_are_not_metrics_are_refused(content: Any) -> None:
     with pytest.raises(HaloposeError, match="not the metrics") as error:
         Scores.from_json(content)
     assert "\n" not in str(error.value)
@@ -172,7 +172,7 @@ def test_what_is_no_metrics_is_one_line(content: Any) -> None:
 @pytest.mark.parametrize(
     "key", [key for key in CONTENT if key not in ("interval", "regions", "joint", "limbs", "matches")]
 )
-def test_what_is_missing_is_named(key: str) -> None:
+def test_missing_keys_are_named(key: str) -> None:
     content = {name: value for name, value in CONTENT.items() if name != key}
     with pytest.raises(HaloposeError, match=f"'{key}' is missing"):
         Scores.from_json(content)

@@ -113,7 +113,7 @@ def test_one_object_is_one_minus_its_mean_similarity() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_computes_in_float32_whatever_comes_in(dtype: torch.dtype) -> None:
+def test_computes_in_float32_for_every_input_type(dtype: torch.dtype) -> None:
     data = batch(3, 4, seed=1)
     true = torch.zeros(3, 4, 3)
     predicted = torch.cat([-data["residual"], torch.zeros(3, 4, 1)], dim=2).to(dtype).requires_grad_()

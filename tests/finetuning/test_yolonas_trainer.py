@@ -144,7 +144,7 @@ def test_only_the_keypoint_term_changes() -> None:
     total.backward()
 
 
-def test_weights_of_cells_stand_in_the_means() -> None:
+def test_cell_weights_enter_the_means() -> None:
     """The weights are those of the original term; a cell with weight 0 has no effect."""
     generator = torch.Generator().manual_seed(1)
     terms: dict[str, Any] = {
@@ -279,7 +279,7 @@ class Weights(SimpleNamespace):
         return vars(self)
 
 
-def test_what_is_not_trained_is_not_averaged(host: YoloNASHost) -> None:
+def test_untrained_weights_are_not_averaged(host: YoloNASHost) -> None:
     before = host.model.state_dict()
     name = "heads.head1.pose_pred.bias"
     last, averaged = Weights(**before | {name: before[name] + 1}), Weights(**{n: v + 2 for n, v in before.items()})
@@ -307,7 +307,7 @@ def test_refusals(base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Pat
     assert not (tmp_path / "out.pt").exists()
 
 
-def test_a_disk_that_refuses_is_one_line(
+def test_a_disk_that_refuses_is_a_one_line_error(
     base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Path, full_disk: Callable[[int | None], None]
 ) -> None:
     """No partial files remain, and a rerun continues when there is space."""

@@ -112,7 +112,7 @@ def test_equal_artifacts_are_equal_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_saving_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
+def test_saving_where_nothing_can_be_written_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file" / "a", tmp_path):
         with pytest.raises(HaloposeError, match="cannot write"):

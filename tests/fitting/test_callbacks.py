@@ -46,7 +46,7 @@ class Recorder(SimpleNamespace):
         return lambda *arguments, **named: self.calls.append((name, *arguments, *named.values()))
 
 
-def test_mlflow_and_wandb_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mlflow_and_wandb_receive_the_losses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mlflow = Recorder(active_run=lambda: None)
     run = SimpleNamespace(summary={})
     wandb = Recorder(run=None)
@@ -67,7 +67,7 @@ def test_mlflow_and_wandb_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert {"start_run", "end_run"}.isdisjoint(call[0] for call in mlflow.calls)
 
 
-def test_tensorboard_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tensorboard_receives_the_losses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     writer = Recorder()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda folder: writer))
     tell(loggers(["tensorboard"], tmp_path)[0])
@@ -76,7 +76,7 @@ def test_tensorboard_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_a_missing_package_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     module = "torch.utils.tensorboard" if name == "tensorboard" else name
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(HaloposeError, match=f"pip install {name}"):

@@ -281,7 +281,7 @@ def test_other_keypoints_are_refused(data: Path, folder: Path) -> None:
         collect(host, load_dataset(data, "train"), folder, SETTINGS)
 
 
-def test_a_class_that_the_model_lacks_is_one_line(tmp_path: Path) -> None:
+def test_a_class_that_the_model_lacks_is_a_one_line_error(tmp_path: Path) -> None:
     line = [3, 0.5, 0.5, 0.6, 0.6, *[0.5, 0.5, 2] * 17]
     path = write_yolo(tmp_path, {"train": [("1.png", scenes(1)[0], [line])]})
     with pytest.raises(HaloposeError) as error:

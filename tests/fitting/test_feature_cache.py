@@ -73,7 +73,7 @@ def test_a_store_at_an_address_is_that_in_a_folder(
         list(MatchStore(there).cells("assigned"))
 
 
-def test_true_positives_part_by_part_are_those_of_the_whole(
+def test_true_positives_part_by_part_equal_those_of_the_whole(
     data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 1)
@@ -110,7 +110,7 @@ def test_incomplete_and_foreign_stores_are_refused(
         MatchStore(folder)
 
 
-def test_a_damaged_shard_is_one_line(data: Path, folder: Path) -> None:
+def test_a_damaged_shard_is_a_one_line_error(data: Path, folder: Path) -> None:
     store = collect(host_of(KIND), load_dataset(data, "train"), folder, SETTINGS)
     path = shard_path(folder, 0)
     path.write_bytes(path.read_bytes()[:-100])
@@ -136,7 +136,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"settings": {"imgsz": [64], "conf": "high"}}, {"strides": []},
     ],
 )  # fmt: skip
-def test_an_invalid_manifest_is_refused_at_once(changes: dict[str, Any], whole: Path) -> None:
+def test_invalid_manifest_is_refused(changes: dict[str, Any], whole: Path) -> None:
     content = json.loads((whole / "kept.json").read_text())
     (whole / "manifest.json").write_text(json.dumps(content | changes))
     with pytest.raises(HaloposeError, match="damaged manifest") as error:

@@ -329,7 +329,7 @@ def test_killed_training_ends_the_same(store: MatchStore, tmp_path: Path) -> Non
     assert (tmp_path / "killed.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
-def test_a_checkpoint_that_cannot_be_written_is_one_line(store: MatchStore, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_is_a_one_line_error(store: MatchStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(HaloposeError, match="cannot write"):
         trained_bytes(store, replace(SETTINGS, epochs=1), tmp_path / "file" / "checkpoint.safetensors")
@@ -358,7 +358,7 @@ def test_a_checkpoint_of_another_training_is_left_behind(
 
 
 @pytest.mark.parametrize("size", [0, 500])
-def test_a_damaged_checkpoint_is_one_line(store: MatchStore, tmp_path: Path, size: int) -> None:
+def test_a_damaged_checkpoint_is_a_one_line_error(store: MatchStore, tmp_path: Path, size: int) -> None:
     path = tmp_path / "checkpoint.safetensors"
     trained_bytes(store, replace(SETTINGS, epochs=1), path)
     path.write_bytes(path.read_bytes()[:size])
@@ -378,7 +378,7 @@ def test_a_store_without_cells_is_refused(tmp_path: Path) -> None:
         train(new_heads(), store, SETTINGS)
 
 
-def test_divergence_is_one_line(store: MatchStore) -> None:
+def test_divergence_is_a_one_line_error(store: MatchStore) -> None:
     with pytest.raises(HaloposeError, match="diverged") as error:
         train(new_heads(), store, replace(SETTINGS, learning_rate=1e38))
     assert "\n" not in str(error.value)
@@ -392,7 +392,7 @@ def test_a_single_image_is_refused(tmp_path: Path) -> None:
     assert "learning rate" not in str(error.value)
 
 
-def test_the_pipeline_trains_on_every_store_and_only_on_the_images_asked_for(tmp_path: Path) -> None:
+def test_pipeline_trains_on_every_store_and_only_on_given_images(tmp_path: Path) -> None:
     stores = [write_store(tmp_path / "a"), write_store(tmp_path / "b", seed=1, images=range(101, 133))]
     host: Any = SimpleNamespace(
         pose_templates=lambda: [

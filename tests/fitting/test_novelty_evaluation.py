@@ -51,7 +51,7 @@ def test_shares_are_counted(made: tuple[Artifact, MatchStore], monkeypatch: pyte
     np.testing.assert_equal(present(score_novelty(artifact, store)).to_json(), found.to_json())
 
 
-def test_what_gave_the_p_values_is_left_out(made: tuple[Artifact, MatchStore]) -> None:
+def test_images_that_gave_the_p_values_are_left_out(made: tuple[Artifact, MatchStore]) -> None:
     artifact, store = made
     assert score_novelty(artifact, store, store.images[:8]) is None
     assert present(score_novelty(artifact, store, store.images[6:11])).images.count == 3

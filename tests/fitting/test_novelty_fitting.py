@@ -80,7 +80,7 @@ def test_covariance_is_that_of_scikit_learn(count: int) -> None:
     np.testing.assert_allclose(ledoit_wolf(samples).numpy(), expected, rtol=1e-6, atol=1e-8)
 
 
-def test_distances_are_those_of_pytorch_ood() -> None:
+def test_distances_equal_those_of_pytorch_ood() -> None:
     """Fitted parameters, shrunk and rounded to single precision."""
     vectors, new = torch.randn(300, 6) + 1, 3 * torch.randn(50, 6)
     unit = normalize(vectors.double(), dim=1)
@@ -145,7 +145,7 @@ def test_clean_images_are_usual_and_corrupted_ones_are_not(
         assert (chance <= rate).mean() <= rate
 
 
-def test_what_is_predicted_is_what_was_fitted(
+def test_live_predictions_give_the_fitted_novelty(
     fitted: Artifact, stores: tuple[MatchStore, MatchStore], data: Path, tmp_path: Path
 ) -> None:
     """A live prediction gives the novelty of the stored rows, and the file keeps it."""
@@ -171,7 +171,7 @@ def test_what_is_predicted_is_what_was_fitted(
         np.testing.assert_allclose(best, stored[order], atol=0.05)  # windows are stored in half precision
 
 
-def test_widening_is_asked_for(fitted: Artifact, data: Path) -> None:
+def test_widening_is_an_option(fitted: Artifact, data: Path) -> None:
     path = load_dataset(data, "val").records[0].path
     [narrow] = UncertainPose(host_of(KIND), fitted).predict(path, conf=0.2)
     [wide] = UncertainPose(host_of(KIND), fitted, widen=True).predict(path, conf=0.2)
@@ -217,7 +217,7 @@ def test_fitting_is_deterministic(stores: tuple[MatchStore, MatchStore], fitted:
         assert torch.equal(value, fitted.novelty.to_tensors()[name]), name
 
 
-def test_what_is_wrong_is_judged_from_the_distribution_s_mean(
+def test_errors_are_measured_from_the_mean_of_the_distribution(
     fitted: Artifact, stores: tuple[MatchStore, MatchStore]
 ) -> None:
     off = torch.tensor([[0.02, -0.01]]).expand(len(fitted.layout), 2)

@@ -20,7 +20,7 @@ from tests.helpers.models import artifact_for, host_of, write_scenes
 from tests.helpers.values import present
 
 
-def test_calibration_bounds_heads_that_ask_for_it_whatever_bound_they_had(tmp_path: Path, one_thread: None) -> None:
+def test_calibration_replaces_the_bound_of_bounded_heads(tmp_path: Path, one_thread: None) -> None:
     """Random heads state far too large covariances for some detections: a bound has the higher likelihood."""
     host = host_of("11")
     settings = FitSettings(imgsz=64, train_sizes=(64,), head=HeadSettings(overlaps=True, features=True, bounded=True))

@@ -82,12 +82,12 @@ class Refusing(StubHost):
         raise HaloposeError("the model cannot do that")
 
 
-def test_a_mistake_on_the_cluster_is_one_line(cluster: None, pictures: Dataset, tmp_path: Path) -> None:
+def test_a_mistake_on_the_cluster_is_a_one_line_error(cluster: None, pictures: Dataset, tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match=r"^the model cannot do that$"):
         collect(Refusing(), pictures, tmp_path / "store", SETTINGS, workers=ON_RAY)
 
 
-def test_without_ray_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_it_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(HaloposeError, match="ray extra: pip install"):
         ray_collection.require_ray()

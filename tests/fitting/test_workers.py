@@ -51,7 +51,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "workers", [WorkerPool(processes=2), WorkerPool(processes=3), WorkerPool(readers=2), WorkerPool(processes=50)]
 )
-def test_the_store_does_not_depend_on_who_collects(
+def test_store_does_not_depend_on_the_worker(
     workers: WorkerPool, pictures: Dataset, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     seen: list[tuple[int, int]] = []
@@ -121,7 +121,7 @@ def test_the_work_of_killed_processes_is_collected(
     assert files(tmp_path / "store") == whole
 
 
-def test_a_mistake_in_one_process_is_one_line(pictures: Dataset, tmp_path: Path) -> None:
+def test_a_mistake_in_one_process_is_a_one_line_error(pictures: Dataset, tmp_path: Path) -> None:
     class Full(StubHost):
         def forward(self, batch: torch.Tensor) -> HostOutput:
             raise HaloposeError("no space left")
@@ -130,7 +130,7 @@ def test_a_mistake_in_one_process_is_one_line(pictures: Dataset, tmp_path: Path)
         collect(Full(), pictures, tmp_path / "store", SETTINGS, workers=WorkerPool(processes=2))
 
 
-def test_a_full_disk_behind_the_model_is_one_line(
+def test_a_full_disk_behind_the_model_is_a_one_line_error(
     pictures: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object) -> None:
@@ -159,7 +159,7 @@ def test_processes_share_the_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "3", "0/4", "5/4", "a/b", "1/0", "-1/2"])
-def test_a_part_that_is_none_is_one_line(text: str) -> None:
+def test_a_part_that_is_none_is_a_one_line_error(text: str) -> None:
     with pytest.raises(HaloposeError, match="such as 3/8"):
         parse_part(text)
 

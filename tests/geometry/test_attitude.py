@@ -75,7 +75,7 @@ def test_an_exact_attitude_changes_nothing() -> None:
     np.testing.assert_allclose(sure.covariance[:, :3, :3], plain.covariance[:, :3, :3], rtol=1e-2)
 
 
-def test_what_is_masked_out_may_hold_anything() -> None:
+def test_masked_points_may_hold_any_value() -> None:
     pixels, covariance, given = simulated(4, 6)
     mask = np.ones((4, 4), dtype=bool)
     mask[:, 2] = False
@@ -86,7 +86,7 @@ def test_what_is_masked_out_may_hold_anything() -> None:
     np.testing.assert_allclose(solution.covariance, known.covariance, rtol=1e-4, atol=1e-12)
 
 
-def test_what_has_no_position_still_has_none() -> None:
+def test_unsolved_frames_stay_unsolved() -> None:
     pixels, covariance, given = simulated(3, 5)
     pixels[1] = np.nan
     solution = solve_with_attitude(Observations(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE))

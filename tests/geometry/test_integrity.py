@@ -50,9 +50,7 @@ def test_nothing_to_check_and_nothing_solved() -> None:
 
 @pytest.mark.parametrize("spread", [0.0, 7e-4])
 @pytest.mark.parametrize(("distance", "sigma"), [(500.0, 2.0), (1500.0, 0.5), (1500.0, 2.0), (4000.0, 2.0)])
-def test_alarms_without_a_fault_are_as_rare_as_said_at_any_distance(
-    distance: float, sigma: float, spread: float
-) -> None:
+def test_false_alarm_rate_holds_at_any_distance(distance: float, sigma: float, spread: float) -> None:
     """Re-solved subsets alarmed in 3 to 27 % of such frames at a nominal 1e-3 an axis; here at 2e-2 in all."""
     pixels, covariance, turned, _ = noisy(distance, sigma, 4000, 7, spread)
     attitude = spread**2 * np.eye(3) if spread else None
@@ -93,7 +91,7 @@ def test_runways_that_slope_or_are_displaced_or_short_are_solved_without_bias(co
     assert np.linalg.norm(wrong.solution.position[0] - eye) > flat
 
 
-def test_shares_and_levels_are_those_of_real_solves() -> None:
+def test_shares_and_levels_equal_those_of_real_solves() -> None:
     """Near enough for everything to be linear, leaving a point out lowers the cost and widens as foretold."""
     pixels, covariance, turned, _ = noisy(800.0, 0.02, 50, 3)
     found = assess(Observations(CAMERA, CORNERS, pixels, covariance, turned))

@@ -129,7 +129,7 @@ def test_mistakes_are_named() -> None:
 
 
 @pytest.mark.parametrize("nu", [np.inf, 8.0])
-def test_positions_lie_in_their_ellipsoids_as_often_as_said(nu: float) -> None:
+def test_ellipsoids_have_their_nominal_coverage(nu: float) -> None:
     """Pixels of a joint Student-t with the covariance that the solver is told."""
     count, rng = 2000, np.random.default_rng(3)
     correlation, covariance = correlated()

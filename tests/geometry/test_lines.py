@@ -130,6 +130,6 @@ def test_solves_with_lines_have_their_stated_spread(uncertain: bool) -> None:
     assert np.sqrt(np.square(error).sum(1).mean()) < 0.6 * without
 
 
-def test_wrong_shapes_are_one_line() -> None:
+def test_wrong_shapes_are_one_line_errors() -> None:
     with pytest.raises(HaloposeError, match="lines take stations"):
         Lines(np.zeros((1, 3, 2, 2)), np.zeros((1, 3, 3)), np.zeros((3, 2, 3)))

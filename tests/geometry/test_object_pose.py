@@ -135,7 +135,7 @@ def test_the_joint_minimum_equals_scipy() -> None:
     assert np.abs((pose.tvec - best.x[3:]) / np.sqrt(np.diag(pose.covariance))[:3]).max() < 1e-2
 
 
-def test_what_is_masked_out_does_not_count() -> None:
+def test_masked_points_do_not_count() -> None:
     pixels, each = sight(CUBE, 2, 8)
     wrong = pixels.copy()
     wrong[:, 3] = 1e4
@@ -176,12 +176,12 @@ def test_a_camera_from_below_is_no_mistake() -> None:
         (SQUARE, sight(SQUARE, 1, 0)[0][0], -np.eye(8), r"not positive definite"),
     ],
 )
-def test_mistakes_are_told(points: np.ndarray, pixels: np.ndarray, spread: Any, message: str) -> None:
+def test_invalid_inputs_are_refused(points: np.ndarray, pixels: np.ndarray, spread: Any, message: str) -> None:
     with pytest.raises(HaloposeError, match=message):
         solve_pnp(points, pixels, spread, CAMERA)
 
 
-def test_a_pose_that_is_not_there_is_told_not_raised() -> None:
+def test_unsolvable_pose_returns_a_reason() -> None:
     pose = solve_pnp(np.zeros((4, 3)), np.zeros((4, 2)), 1.0, CAMERA)
     assert not pose.retval
     assert "coincident" in pose.reasons[0]
@@ -201,7 +201,7 @@ def test_pixels_that_are_one_point_spoil_no_other_frame(points: np.ndarray) -> N
     assert np.isnan(pose.covariance[1:3]).all()
 
 
-def test_what_is_masked_need_not_be_finite_in_a_joint_covariance() -> None:
+def test_masked_rows_of_a_joint_covariance_need_not_be_finite() -> None:
     seen = sight(CUBE, 3, 4)[0]
     joint = np.tile(0.05 * np.eye(16) + 0.02, (3, 1, 1))
     mask = np.arange(8) < 6

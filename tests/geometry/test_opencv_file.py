@@ -33,7 +33,7 @@ def test_matrices_and_names_are_read_as_opencv_wrote_them(tmp_path: Path, name: 
         ("a.yml", "just words", "camera file"),
     ],
 )
-def test_damage_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_damage_is_a_one_line_error(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(HaloposeError, match=message):
         read_opencv(tmp_path / name)

@@ -337,7 +337,7 @@ def test_bad_frames_fail_alone_and_say_why() -> None:
     np.testing.assert_allclose(both(pixels, covariance, mask)[0].position[6], alone.position[0], rtol=1e-9)
 
 
-def test_what_is_masked_out_may_be_anything() -> None:
+def test_masked_points_may_hold_any_value() -> None:
     seen = sight(1500.0, 1, np.random.default_rng(16))
     pixels, covariance = seen.pixels.copy(), seen.covariance.copy()
     pixels[0, 3], covariance[0, 3] = np.nan, -1.0
@@ -349,7 +349,7 @@ def test_what_is_masked_out_may_be_anything() -> None:
 @pytest.mark.parametrize("count", [1, 30])
 @pytest.mark.parametrize("nu", [None, np.full(6, 4.0)])
 @pytest.mark.parametrize("camera", [CAMERA, LENS])
-def test_what_is_masked_out_may_lie_behind_the_camera(count: int, nu: Array | None, camera: Camera) -> None:
+def test_masked_points_may_lie_behind_the_camera(count: int, nu: Array | None, camera: Camera) -> None:
     """Two more points: one that the camera has passed, one that it is just passing."""
     seen = sight(500.0, count, np.random.default_rng(24), camera=camera)
     passed = np.concatenate([CORNERS, seen.position - np.array([[900.0, 0.0, 0.0], [0.0, 5.0, 0.0]])])

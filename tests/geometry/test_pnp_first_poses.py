@@ -65,7 +65,7 @@ def test_the_true_rotation_has_the_true_position(seed: int) -> None:
     ("points", "line"),
     [(CORNERS, False), (SOLID[:4], False), (np.linspace(0, 1, 4)[:, None] * [2500.0, 45.0, 0.0], True)],
 )
-def test_points_along_a_line_are_told(points: Array, line: bool) -> None:
+def test_collinear_points_are_detected(points: Array, line: bool) -> None:
     seen = sight(1500.0, 2, np.random.default_rng(2))
     problem, _ = pnp._prepare(Observations(CAMERA, points, seen.pixels, seen.covariance), 4)
     extent, axes = principal(problem)

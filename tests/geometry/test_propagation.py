@@ -69,7 +69,7 @@ def test_a_mask_equals_leaving_the_point_out() -> None:
     np.testing.assert_allclose(masked, without, rtol=1e-9)
 
 
-def test_what_is_masked_out_may_be_anything() -> None:
+def test_masked_points_may_hold_any_value() -> None:
     seen = sight(1500.0, 1, np.random.default_rng(1))
     passed = np.concatenate([CORNERS, [seen.position - [900.0, 0.0, 0.0]]])  # behind the camera
     unsound = np.concatenate([seen.covariance, np.full((1, 1, 2, 2), -1.0)], axis=1)
@@ -111,7 +111,7 @@ def test_pixels_without_a_pose_have_no_spread() -> None:
         unscented_covariance(solve, seen.exact, 100 * seen.covariance[0])
 
 
-def test_errors_of_the_intrinsics_add_as_said() -> None:
+def test_intrinsics_errors_add_to_the_covariance() -> None:
     """The pixels stay and the camera model changes: the pose moves as the implicit function theorem says."""
     deviation = np.array([3.0, 3.0, 1.0, 1.0, 2e-3, 1e-3, 1e-4, 1e-4, 1e-3])
     seen = sight(1500.0, 1, np.random.default_rng(4), camera=LENS)

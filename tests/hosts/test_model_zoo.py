@@ -144,7 +144,7 @@ def test_unknown_names_are_refused() -> None:
         hub.find_base("mine.pt")
 
 
-def test_what_ships_is_in_its_package() -> None:
+def test_shipped_weights_are_in_their_package() -> None:
     found = [hub.packaged_file(WEIGHTS[0]), *(getattr(shipped_detectors, name)() for name in FINDERS[1:])]
     assert [path.name for path in found] == WEIGHTS
     assert all(path.is_file() and path.parent.name == "halopose_models" for path in found)
@@ -169,7 +169,7 @@ for name in {FINDERS}:
     assert all(line.count("pip install halopose-models") == 1 for line in lines)
 
 
-def test_models_too_old_for_a_file_are_told_from_none() -> None:
+def test_outdated_models_package_is_distinguished_from_a_missing_one() -> None:
     with pytest.raises(HaloposeError, match=r"of-tomorrow\.safetensors: pip install --upgrade"):
         hub.packaged_file("of-tomorrow.safetensors")
 

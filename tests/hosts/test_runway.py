@@ -54,7 +54,7 @@ def test_corners_of_new_scenes_lie_where_their_ellipses_say(model: UncertainPose
     assert 0.8 < np.mean(np.concatenate(found) < 5.99) <= 1.0  # 95 % of a Gaussian
 
 
-def test_what_ships_for_real_cameras_has_a_detector_of_its_own(model: UncertainPose, footage: UncertainPose) -> None:
+def test_footage_heads_have_their_own_detector(model: UncertainPose, footage: UncertainPose) -> None:
     """Forty scenes as cameras record them; other keypoints than the detector of simulated flights."""
     with pytest.raises(HaloposeError, match="base"):
         UncertainPose(model.host, footage.artifact)

@@ -101,7 +101,7 @@ def test_one_wrong_corner_is_left_to_the_integrity_check() -> None:
     assert associate(detections(mine), believed(2000.0), CORNERS).index == 0
 
 
-def test_without_an_attitude_the_shape_tells_runways_apart() -> None:
+def test_runways_are_distinguished_by_shape_without_an_attitude() -> None:
     view = believed(2000.0)
     lost = replace(view, attitude_covariance=np.radians(10.0) ** 2 * np.eye(3))
     turned = np.array([[np.radians(5), np.radians(-2), np.radians(1)]])

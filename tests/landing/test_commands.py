@@ -80,7 +80,7 @@ def test_sensors_are_left_out_and_have_outages_by_name() -> None:
     assert present(both.localizer).outages == present(both.glide_slope).outages == ((1.0, 2.0),)
 
 
-def test_a_flight_is_written_and_told(land: Callable[..., Any]) -> None:
+def test_flight_is_written_and_summarised(land: Callable[..., Any]) -> None:
     log, said = land("simulate", "--outage", "gnss:20-60")
     assert log["summary"]["trusted"] >= 0.8 * log["summary"]["frames"]
     assert log["sensors"]["gnss"]["outages"] == [[20.0, 60.0]]
@@ -301,7 +301,7 @@ FILES = ("--frames", "film.mp4", "--camera", "camera.yaml", "--runway", "KSFO/28
         (["fly"], "No such command"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_mistakes_are_one_line_errors(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -325,7 +325,7 @@ def test_land_without_a_command_simulates(
     assert "simulate" in refused(monkeypatch, capsys, "--config", tmp_path / "config.yaml", "land")
 
 
-def test_what_the_animation_needs_is_asked_for_before_the_flight(
+def test_packages_for_the_animation_are_checked_before_the_flight(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -91,7 +91,7 @@ def test_the_fused_track_is_consistent(flights: list[SimulatedFlight]) -> None:
         assert consistency(values, 3, probability=0.999).consistent
 
 
-def test_false_alarms_are_as_rare_as_asked_for(flights: list[SimulatedFlight]) -> None:
+def test_false_alarm_rate_is_below_the_setting(flights: list[SimulatedFlight]) -> None:
     alarmed = np.concatenate([~flight.vision_fixes.trusted[flight.corner_detections.seen] for flight in flights])
     assert alarmed.mean() < 0.01
     assert not any(flight.track.output.flagged.any() for flight in flights)

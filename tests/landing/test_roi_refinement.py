@@ -43,7 +43,7 @@ def frame() -> tuple[Array, Array]:
     st.integers(64, 4000), st.integers(64, 4000), st.integers(32, 1280),
     st.tuples(*[st.floats(0.0, 1.0)] * 4),
 )  # fmt: skip
-def test_the_part_lies_in_the_frame_and_holds_what_it_is_around(
+def test_crop_lies_in_the_frame_and_contains_its_box(
     width: int, height: int, size: int, shares: tuple[float, float, float, float]
 ) -> None:
     x, y = sorted((shares[0] * width, shares[2] * width)), sorted((shares[1] * height, shares[3] * height))
@@ -85,14 +85,14 @@ def test_an_exported_model_refines_too(model: UncertainPose, frame: tuple[Array,
     np.testing.assert_array_equal(found.keypoints, expected.keypoints)
 
 
-def test_a_frame_of_the_input_s_size_is_looked_at_once(model: UncertainPose, frame: tuple[Array, Array]) -> None:
+def test_frame_of_the_input_size_is_processed_once(model: UncertainPose, frame: tuple[Array, Array]) -> None:
     image = np.ascontiguousarray(frame[0][:384, :640])
     once, found = model.predict(image)[0], next(refine_with_roi(model, [image]))
     np.testing.assert_array_equal(found.keypoints, once.keypoints)
     np.testing.assert_array_equal(found.covariance, once.covariance)
 
 
-def test_where_it_was_is_looked_at_when_the_whole_frame_shows_nothing(
+def test_last_position_is_searched_if_the_whole_frame_shows_nothing(
     model: UncertainPose, frame: tuple[Array, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = frame[0]

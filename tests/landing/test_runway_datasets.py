@@ -45,7 +45,7 @@ def read_lines(corners: Array) -> Array:
 
 
 @given(st.permutations(range(4)))
-def test_corners_of_any_order_come_in_ours(order: list[int]) -> None:
+def test_corners_of_any_order_are_reordered(order: list[int]) -> None:
     np.testing.assert_array_equal(corners_in_order(CORNERS[order]), CORNERS)
 
 
@@ -121,13 +121,13 @@ def test_coco_instances(tmp_path: Path) -> None:
         ([row("images/one.png", CORNERS - 500)], HEADER, "no complete runway"),
     ],
 )
-def test_wrong_csv_is_one_line(tmp_path: Path, rows: list[str], header: str, words: str) -> None:
+def test_wrong_csv_is_a_one_line_error(tmp_path: Path, rows: list[str], header: str, words: str) -> None:
     with pytest.raises(HaloposeError, match=words) as caught:
         load_dataset(lard(tmp_path, *rows, header=header), "")
     assert "\n" not in str(caught.value)
 
 
-def test_wrong_labelme_is_one_line(tmp_path: Path) -> None:
+def test_wrong_labelme_is_a_one_line_error(tmp_path: Path) -> None:
     folder = labelme(tmp_path, "a", shape("runway", CORNERS))
     (tmp_path / "b.json").write_text("{}")
     with pytest.raises(HaloposeError, match="LabelMe"):
@@ -141,7 +141,7 @@ def test_wrong_labelme_is_one_line(tmp_path: Path) -> None:
         load_dataset(folder, "")
 
 
-def test_sizes_and_shapes_that_are_no_numbers_are_one_line(tmp_path: Path) -> None:
+def test_sizes_and_shapes_that_are_no_numbers_are_one_line_errors(tmp_path: Path) -> None:
     path = lard(tmp_path, row("images/one.png", read_lines(CORNERS)).replace("120", "inf"))
     with pytest.raises(HaloposeError, match="finite"):
         load_dataset(path, "")

@@ -393,7 +393,7 @@ def plain_iou(first: Array, second: Array) -> float:
 
 @settings(max_examples=25)
 @given(SEEDS)
-def test_matches_by_box_are_those_of_the_plain_loop(seed: int) -> None:
+def test_matches_by_box_equal_those_of_the_plain_loop(seed: int) -> None:
     rng = np.random.default_rng(seed)
     truth = random_truth(rng, int(rng.integers(4, 30)))
     predictions = random_predictions(rng, truth, int(rng.integers(1, 150)))

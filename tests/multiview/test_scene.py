@@ -118,7 +118,7 @@ def test_the_page_holds_the_scene_and_needs_nothing(scene: ReconstructedScene) -
     assert "0 persons in 0 frames" in render_reconstruction(replace(scene, persons=[]))
 
 
-def test_mistakes_are_told() -> None:
+def test_invalid_inputs_are_refused() -> None:
     with pytest.raises(HaloposeError, match="for each camera"):
         build_scene(VIEWS, [], LAYOUT, rate=30.0)
     far = [film(view, [walk(3, np.array([0.4 * n, 0.0, 0.3 * n]))], n, 0.5, 1.0) for n, view in enumerate(VIEWS)]

@@ -235,14 +235,14 @@ def test_stream_names_its_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"conf": -0.1}, {"conf": 1.5}, {"iou": 2.0}, {"conf": float("nan")}, {"conf": None}]
 )
-def test_thresholds_out_of_range_are_one_line(options: dict[str, Any]) -> None:
+def test_thresholds_out_of_range_are_one_line_errors(options: dict[str, Any]) -> None:
     """At the call already, not when the stream is read."""
     with pytest.raises(HaloposeError, match="between 0 and 1"):
         uncertain("11").stream(scenes(1), **options)
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "cuda:99", "0"])
-def test_devices_that_are_not_there_are_one_line(device: str) -> None:
+def test_devices_that_are_not_there_are_one_line_errors(device: str) -> None:
     with pytest.raises(HaloposeError, match=f"no device '{device}' here") as error:
         UncertainPose.load(pose_model("11"), artifact_for(host_of("11")), device=device)
     assert "\n" not in str(error.value)
@@ -303,7 +303,7 @@ def test_json_is_read_by_score(family: Family) -> None:
     assert [entry["keep"] for entry in entries] == present(poses.keep).tolist()
 
 
-def test_json_speaks_of_coco_categories() -> None:
+def test_json_holds_coco_categories() -> None:
     """A one-class model's class 0 is COCO's category 1, as in the ground truth that ``score`` compares with."""
     [poses] = uncertain("11").predict(photograph("bus.jpg"))
     content = {
@@ -364,7 +364,7 @@ def test_calling_is_predicting() -> None:
     assert model(image, conf=0.3) == model.predict(image, conf=0.3)
 
 
-def test_what_yolo_loads_is_taken(tmp_path: Path) -> None:
+def test_yolo_objects_are_loaded(tmp_path: Path) -> None:
     torch.save({"model": pose_model("11"), "train_args": {}}, tmp_path / "base.pt")
     host = load_host(YOLO(str(tmp_path / "base.pt")))
     assert set(host.fingerprints) & set(host_of("11").fingerprints)
@@ -471,7 +471,7 @@ def test_a_store_of_another_base_is_refused(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("published_base")
-def test_images_without_anybody_are_no_mistake() -> None:
+def test_images_without_persons_give_no_detections() -> None:
     """Context features are defined also for images without detections."""
     model = UncertainPose.load()
     empty = np.full((90, 160, 3), 114, np.uint8)

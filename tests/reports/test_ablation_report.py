@@ -79,7 +79,7 @@ def test_markdown_has_a_line_per_row_and_finding() -> None:
     assert widths == [1 + len(COLUMNS)]
 
 
-def test_bold_is_what_the_interval_decides_and_equal_rows_say_so() -> None:
+def test_significant_values_are_bold_and_equal_rows_are_marked() -> None:
     made = results([DEFAULT, "diagonal"])
     twin = AblationResult(
         "f1", "Twin", made[0].estimate, made[0].draws, made[0].variance, made[0].scales, made[0].counts

@@ -20,7 +20,7 @@ def test_every_extra_is_listed_with_its_use() -> None:
     assert set(EXTRAS) == set(re.findall(r"^(\w+) = ", section, re.MULTILINE)) - {"dev", "docs", "fuzz"}
 
 
-def test_what_is_missing_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_packages_are_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HALOPOSE_CACHE", str(tmp_path))
     monkeypatch.setattr(environment, "find_spec", lambda name: None if name in ("ultralytics", "libreyolo") else name)
     monkeypatch.setattr(environment, "ensure_torchvision", lambda: True)

@@ -34,7 +34,7 @@ def test_command_takes_files_folders_and_names(tmp_path: Path) -> None:
     assert read_scores(tmp_path / "a").student_t.ace == pytest.approx(scores.student_t.ace)
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+def test_figures_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
     scores = real_scores()
     with pytest.raises(HaloposeError, match=r"one of \.pdf"):
         draw_figure({"ours": scores}, tmp_path / "f.gif")

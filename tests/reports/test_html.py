@@ -29,7 +29,7 @@ def test_a_share_is_all_or_nothing_only_where_it_is(share: float) -> None:
     assert float(text[:-2]) == pytest.approx(100 * share, abs=0.1)
 
 
-def test_what_is_not_a_number_is_a_dash() -> None:
+def test_values_that_are_not_numbers_are_a_dash() -> None:
     assert [percent(value) for value in (None, float("nan"))] == ["–"] * 2
     assert [number(value, 2) for value in (None, float("nan"), float("inf"))] == ["–"] * 3
 

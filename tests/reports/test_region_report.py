@@ -61,7 +61,7 @@ def test_only_strong_correlations_are_drawn() -> None:
     assert along_y.links == ()
 
 
-def test_persons_stand_on_their_feet() -> None:
+def test_skeletons_are_drawn_upright() -> None:
     scores = real_scores(names=COCO_NAMES, instances=60)
     for picture in skeletons(replace(scores, limbs=COCO_LIMBS)):
         place = {name: (x, y) for x, y, name in picture.points}
@@ -89,7 +89,7 @@ def test_alarms_are_on_the_page_where_the_artifact_has_novelty() -> None:
     np.testing.assert_equal(present(again).to_json(), NOVELTY.to_json())
 
 
-def test_without_novelty_nothing_is_said_of_it() -> None:
+def test_report_without_novelty_omits_it() -> None:
     scores = real_scores()
     assert not any((alarm_rows(scores), held_rows(scores), "novelty" in scores.to_json()))
     for text in (render_report(scores), to_text(scores)):

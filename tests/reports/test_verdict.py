@@ -268,7 +268,7 @@ def test_missing_metrics_are_left_out(lost: set[str]) -> None:
         assert "given predictions" not in said[0]
 
 
-def test_nothing_left_to_judge_is_said() -> None:
+def test_verdict_without_values_is_stated() -> None:
     scores = make()
     for name in sorted(LOSSES):
         scores = LOSSES[name](scores)

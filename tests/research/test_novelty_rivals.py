@@ -38,7 +38,7 @@ def rows(count: int, seed: int, scale: float = 1.0) -> Rows:
     return Rows(evidence, poses, known, np.zeros((count, 4, 2)), image, torch.zeros(count, 9))
 
 
-def test_neighbours_are_those_of_pytorch_ood() -> None:
+def test_neighbours_equal_those_of_pytorch_ood() -> None:
     usual, new = rows(120, 0), rows(60, 1, scale=2.0)
     found = neighbours(usual, count=10)(new)
     for level in range(LEVELS):
@@ -48,7 +48,7 @@ def test_neighbours_are_those_of_pytorch_ood() -> None:
         np.testing.assert_allclose(found[at.numpy()], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_relative_distances_are_those_of_pytorch_ood() -> None:
+def test_relative_distances_equal_those_of_pytorch_ood() -> None:
     """Of the same means and covariances: its own are not shrunk."""
     usual, train, new = rows(120, 0), rows(300, 2, scale=1.5), rows(60, 1, scale=2.0)
     found = relative(train, usual)(new)

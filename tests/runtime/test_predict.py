@@ -83,7 +83,7 @@ def same(found: Any, expected: Any, pixels: float = 8e-3) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predictions_are_those_of_the_package(kind: str, model_file: Callable[..., Path]) -> None:
+def test_predictions_equal_those_of_the_package(kind: str, model_file: Callable[..., Path]) -> None:
     """Two photographs at two sizes other than the size of the trace."""
     model = predict.Model(str(model_file(kind)))
     pose = UncertainPose(host_of(kind), artifact_for(host_of(kind), imgsz=SIZE))
@@ -107,7 +107,7 @@ def test_predictions_are_those_of_the_package(kind: str, model_file: Callable[..
 
 
 @pytest.mark.parametrize("kind", ["11", "nas"])
-def test_context_features_and_split_student_t_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
+def test_context_features_and_split_student_t_equal_those_of_the_package(kind: str, tmp_path: Path) -> None:
     """Heads with context features, and separate distributions for kept and for pruned keypoints."""
     artifact = artifact_for(host_of(kind), HeadSettings(overlaps=True, features=True), imgsz=SIZE)
     [first] = UncertainPose(host_of(kind), artifact).predict(photograph(PHOTOGRAPHS[0]), conf=0.4)
@@ -134,7 +134,7 @@ def test_context_features_and_split_student_t_are_those_of_the_package(kind: str
 
 @pytest.mark.parametrize("kind", ["11", "12", "26-one-to-one", "nas"])
 @pytest.mark.filterwarnings("ignore")  # theirs
-def test_outputs_are_those_of_the_frameworks_own_export(
+def test_outputs_equal_those_of_the_frameworks_own_export(
     kind: str, model_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = pose_model(kind)
@@ -394,7 +394,7 @@ def test_a_warning_is_one_line_on_both_command_lines(
         (["empty"], "no images in empty"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_mistakes_are_one_line_errors(
     arguments: list[str],
     line: str,
     model_file: Callable[..., Path],

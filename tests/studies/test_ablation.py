@@ -134,7 +134,7 @@ def test_a_context_row_has_the_bound_of_a_fit(data: Path, tmp_path: Path, monkey
     assert row.estimate["gaussian.nll"] == pytest.approx(scores_of(artifact, tmp_path).gaussian.nll, rel=1e-9)
 
 
-def test_what_the_default_is_already_is_no_row() -> None:
+def test_variants_equal_to_the_default_are_omitted() -> None:
     changed = replace(FitSettings(), head=HeadSettings(warm_start=False), calibration="assigned")
     names = [row.name for row in ablation_variants(changed, (2.0, 2.0))]
     assert "cold-start" not in names
@@ -181,7 +181,7 @@ def test_the_default_row_is_a_fit(
     assert content["training"]["best_epoch"] == present(artifact.card.training).best_epoch
 
 
-def test_intervals_are_those_of_an_evaluation(
+def test_intervals_equal_those_of_an_evaluation(
     results: dict[str, AblationResult], fitted: tuple[Artifact, Scores], folder: Path
 ) -> None:
     artifact, _ = fitted
@@ -405,13 +405,13 @@ class Deadly:
         return os._exit, (1,)
 
 
-def test_a_worker_that_dies_is_one_line(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_a_one_line_error(tmp_path: Path) -> None:
     jobs = [[row] for row in ablation_variants(SETTINGS)[:2]]
     with pytest.raises(HaloposeError, match="a worker process died"):
         ablation._run(AblationStudy(tmp_path, np.arange(4), DRAWS, "data"), cast(Host, Deadly()), jobs, 2, None)
 
 
-def test_the_environment_of_workers_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_workers_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     with ablation._environment({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}):

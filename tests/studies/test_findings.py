@@ -110,7 +110,7 @@ def test_findings_are_about_rows_and_metrics_that_there_are() -> None:
     }
 
 
-def test_what_the_paper_reports_is_reproduced_and_its_opposite_contradicted() -> None:
+def test_results_of_the_paper_are_reproduced_and_their_opposite_contradicted() -> None:
     """Values of the tables of the paper for the nano model, with opposite signs for the second half."""
     metrics = {
         "gaussian.ace": 0.0582, "gaussian.ence": 0.0570, "gaussian.nll": 5.62, "gaussian.akp": 0.935,
@@ -132,7 +132,7 @@ def test_what_the_paper_reports_is_reproduced_and_its_opposite_contradicted() ->
     assert {one.verdict for one in judge(mirrored)} == {"contradicted"}
 
 
-def test_what_does_not_matter_or_rests_on_few_contradicts_nothing() -> None:
+def test_small_or_uncertain_differences_contradict_nothing() -> None:
     finding = Finding("text", (FindingPart("NLL rises", ("a", "gaussian.nll"), (DEFAULT, "gaussian.nll")),))
     for fall, count, verdict in (
         (0.05, 5000, "contradicted"), (0.005, 5000, "not decided"), (0.05, 500, "not decided"),

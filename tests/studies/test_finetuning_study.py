@@ -168,7 +168,7 @@ def test_the_control_without_heads(tmp_path: Path) -> None:
     assert results[0]["before"].estimate["ap"] != results[0]["oks"].estimate["ap"]
 
 
-def test_a_killed_tuning_goes_on(scenes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_finetuning_resumes(scenes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resume after the last complete epoch; a finished run is not repeated."""
     data, base = scenes
     dataset = load_dataset(data, "train")
@@ -208,7 +208,7 @@ def test_a_killed_tuning_goes_on(scenes: tuple[Path, Path], tmp_path: Path, monk
     assert load_host(tmp_path / "again.pt").fingerprints == load_host(tmp_path / "out.pt").fingerprints
 
 
-def test_a_disk_that_refuses_is_one_line(
+def test_a_disk_that_refuses_is_a_one_line_error(
     scenes: tuple[Path, Path], tmp_path: Path, full_disk: Callable[[int | None], None]
 ) -> None:
     """No partial files remain, and a rerun continues when there is space."""
@@ -237,7 +237,7 @@ def test_a_disk_that_refuses_is_one_line(
     assert output.read_text() == "before"
 
 
-def test_the_key_knows_what_a_tuning_depends_on(scenes: tuple[Path, Path]) -> None:
+def test_key_depends_on_every_input_of_finetuning(scenes: tuple[Path, Path]) -> None:
     data, base = scenes
     host, train = load_host(base), load_dataset(data, "train")
     settings = FinetuneSettings()
@@ -263,7 +263,7 @@ def test_refusals(scenes: tuple[Path, Path], tmp_path: Path) -> None:
         finetune(fused, train, val, tmp_path / "out.pt", tmp_path, FinetuneSettings(imgsz=64), QUICK)
 
 
-def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: Path) -> None:
+def test_scores_equal_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: Path) -> None:
     """AR at OKS 0.5 counted by hand from our matching, which equals that of pycocotools."""
     data, base = scenes
     host = load_host(base)

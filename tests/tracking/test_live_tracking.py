@@ -51,7 +51,7 @@ def test_tracks_are_the_output_of_the_tracker() -> None:
         np.testing.assert_array_equal(tracks.observed[rows].any(1), known.scores > 0)
 
 
-def test_velocities_are_those_of_the_walk() -> None:
+def test_velocities_equal_those_of_the_walk() -> None:
     tracks = track_live(FILM.frames, LAYOUT, rate=30.0)
     one = tracks.rows(identity=1)[10:]
     way = np.diff(tracks.poses.keypoints[one].mean(1), axis=0).sum(0) * 30 / (len(one) - 1)

@@ -15,7 +15,7 @@ def test_motion_and_lasting_errors_are_found_again() -> None:
     assert 0.08 < float(found.memory) < 1.2
 
 
-def test_errors_that_do_not_last_are_told_from_those_that_do() -> None:
+def test_lasting_errors_are_distinguished_from_fresh_ones() -> None:
     fresh = Motion(MOTION.acceleration, np.array(0.02), MOTION.memory)
     assert fit_motion([walk(200, 2, None, fresh)[0]], 2).share < 0.25
 

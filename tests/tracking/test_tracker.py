@@ -21,7 +21,7 @@ def nobody() -> PoseDistributions:
     return FILM.frames[0][np.zeros(0, dtype=np.int64)]
 
 
-def test_who_is_not_seen_has_no_score_whether_others_are_or_not() -> None:
+def test_hidden_persons_have_no_score() -> None:
     tracker = Tracker(LAYOUT, 30.0)
     for poses in FILM.frames[:5]:
         identities, known = tracker.update(poses)
@@ -33,7 +33,7 @@ def test_who_is_not_seen_has_no_score_whether_others_are_or_not() -> None:
     assert known.scores.tolist() == [0.0, 0.0]
 
 
-def test_long_times_without_anybody_cost_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_without_persons_need_few_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Mock(side_effect=predict)
     monkeypatch.setattr(module, "predict", counted)
     frames = [*FILM.frames, *[nobody()] * 5000, *FILM.frames]

@@ -74,7 +74,7 @@ def test_persons_who_cross_keep_their_identities() -> None:
     assert all(len(owner) == 1 for owner in owners)
 
 
-def test_mistakes_are_told() -> None:
+def test_invalid_inputs_are_refused() -> None:
     empty = PoseDistributions(
         np.zeros((0, 4)), np.zeros(0), np.zeros((0, 17, 2)), np.zeros((0, 17, 2, 2)), np.zeros((0, 17, 2, 2))
     )

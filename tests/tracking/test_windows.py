@@ -72,7 +72,7 @@ def test_causal_windows_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("count", [160, 20])
-def test_written_files_are_those_of_the_whole_film(count: int, tmp_path: Path) -> None:
+def test_written_files_equal_those_of_the_whole_film(count: int, tmp_path: Path) -> None:
     with TrackWriter(tmp_path) as writer:
         for window in track_live_windows(stored(count), LAYOUT, rate=5.0, window=7):
             if window.tracks is not None:

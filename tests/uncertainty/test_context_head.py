@@ -119,7 +119,7 @@ def test_cells_of_all_levels_at_once_are_each_level_alone() -> None:
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_missing_is_one_line() -> None:
+def test_missing_features_are_refused() -> None:
     host = host_of("11")
     heads = artifact_for(host, BOTH).heads
     batch, _ = host.preprocess([photograph("bus.jpg")], 64, rectangular=False)

@@ -98,7 +98,7 @@ def test_cold_start_and_other_activations_agree_too(activation: Activation) -> N
     assert relative_error(heads.sparse(maps, image, cell), heads.dense(maps)[image, cell]) < 1e-12
 
 
-def test_gradients_of_sparse_are_those_of_dense() -> None:
+def test_gradients_of_sparse_equal_those_of_dense() -> None:
     heads = random_heads(HeadSettings()).double()
     maps = [level.double().requires_grad_() for level in random_maps(SIZES[0])]
     image, cell = everywhere(maps)

@@ -13,7 +13,7 @@ from halopose.uncertainty.missing_keypoints import (
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_forms_are_those_of_each_object_alone(own: bool) -> None:
+def test_forms_equal_those_of_each_object_alone(own: bool) -> None:
     rng = np.random.default_rng(0)
     objects, keypoints = 40, 5
     root = rng.normal(size=(objects if own else 1, 2 * keypoints, 2 * keypoints))
@@ -40,7 +40,7 @@ def test_forms_are_those_of_each_object_alone(own: bool) -> None:
         assert length[number] @ forms[number] @ length[number] == pytest.approx(form(stretched))
 
 
-def test_ranks_are_those_of_each_keypoint_alone() -> None:
+def test_ranks_equal_those_of_each_keypoint_alone() -> None:
     rng = np.random.default_rng(1)
     length, labelled = rng.random((60, 4)).round(1), rng.random((60, 4)) < 0.6
     found = log_shares(rising_places(length, labelled), labelled)
@@ -52,7 +52,7 @@ def test_ranks_are_those_of_each_keypoint_alone() -> None:
         np.testing.assert_array_equal(found[:, k], expected)
 
 
-def test_places_among_some_rows_are_those_of_these_rows_alone() -> None:
+def test_places_among_some_rows_equal_those_of_these_rows_alone() -> None:
     rng = np.random.default_rng(2)
     length, labelled = rng.random((60, 4)).round(1), rng.random((60, 4)) < 0.6
     rows = np.flatnonzero(rng.random(60) < 0.5)

@@ -92,7 +92,7 @@ def test_pooling_keeps_rows_in_their_places() -> None:
     assert pooling.window[1].abs().sum() == 0
 
 
-def test_distances_are_those_of_scipy() -> None:
+def test_distances_equal_those_of_scipy() -> None:
     given_, fitted = evidence(), novelty()
     _, window, image = fitted.inputs(given_)
     for n in range(4):
@@ -105,7 +105,7 @@ def test_distances_are_those_of_scipy() -> None:
     assert image.shape == (40,)
 
 
-def test_distances_are_those_of_pytorch_ood() -> None:
+def test_distances_equal_those_of_pytorch_ood() -> None:
     """Of vectors brought to unit length, with the same mean and covariance."""
     generator = torch.Generator().manual_seed(3)
     usual, new = (scale * torch.randn(200, 8, generator=generator) + 1 for scale in (1.0, 2.0))

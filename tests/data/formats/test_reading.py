@@ -146,7 +146,7 @@ def test_an_image_of_mmpose_is_a_list_of_instances(tmp_path: Path) -> None:
         ("h.slp", "text", "HDF5"),
     ],
 )
-def test_damaged_files_are_one_line(tmp_path: Path, name: str, text: str, word: str) -> None:
+def test_damaged_files_are_one_line_errors(tmp_path: Path, name: str, text: str, word: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(HaloposeError, match=word) as error:
         read_table(tmp_path / name)

@@ -18,7 +18,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Address]:
     fsspec.filesystem("memory").store.clear()
 
 
-def test_what_is_written_is_read(root: Address) -> None:
+def test_written_files_are_read_back(root: Address) -> None:
     file = root / "images" / "1.jpg"
     assert not file.is_file()
     file.write_bytes(b"0123456789")
@@ -106,7 +106,7 @@ def test_other_protocols_and_chains_are_refused(url: str, tmp_path: Path) -> Non
         load_dataset(tmp_path / "data.yaml", "val")
 
 
-def test_without_fsspec_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fsspec_it_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     with pytest.raises(HaloposeError, match="fsspec"):
         Address("memory://unseen").read_bytes()

@@ -61,13 +61,13 @@ def test_patterns_stand_for_archives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"nonsense" * 200, archive_of({"1.jpg": b"x" * 9000}, "w:gz")])
-def test_what_is_no_archive_is_one_line(content: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_archives_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(content)
     with pytest.raises(HaloposeError, match="plain tar"):
         list(read_samples(tmp_path / "0.tar", SUFFIXES))
 
 
-def test_a_missing_archive_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_archive_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match=r"cannot read .*0\.tar"):
         list(read_samples(tmp_path / "0.tar", SUFFIXES))
 

@@ -60,7 +60,7 @@ def test_a_mistake_is_named_by_its_line(chunk: int) -> None:
     assert entries.where(found.value) == (whole.value.lineno, whole.value.colno)
 
 
-def test_only_what_is_asked_for_is_read() -> None:
+def test_only_requested_entries_are_read() -> None:
     stream = io.StringIO(json.dumps({"images": [{"id": number} for number in range(10_000)]}))
     entries = iter(Entries(stream, 100))
     assert [next(entries) for _ in range(3)] == [("images", LIST), ("images", {"id": 0}), ("images", {"id": 1})]

@@ -38,7 +38,7 @@ def test_a_run_without_results_is_an_empty_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 7])
-def test_a_stopped_run_goes_on(tmp_path: Path, cut: int) -> None:
+def test_interrupted_run_resumes(tmp_path: Path, cut: int) -> None:
     """Killed in the middle of a line or of a film: what was done is kept, what was not is done again."""
     log = PredictionLog(tmp_path, "settings")
     log.add("a.jpg", entries(2))
@@ -70,13 +70,13 @@ def test_a_damaged_log_starts_anew(tmp_path: Path, content: str) -> None:
     assert PredictionLog(tmp_path, None).finished == set()
 
 
-def test_a_folder_where_the_log_belongs_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_where_the_log_belongs_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / ".predictions.jsonl").mkdir()
     with pytest.raises(HaloposeError, match=r"predictions\.jsonl"):
         PredictionLog(tmp_path, None)
 
 
-def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_is_none_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="cannot write"):
         PredictionLog(tmp_path / "missing", None)
 

@@ -136,7 +136,7 @@ def test_points_are_a_subset_with_both_extremes(seed: int, n: int, points: int) 
 
 
 @pytest.mark.parametrize(("n", "points"), [(10, 41), (41, 41), (100_000, 41), (1000, 200)])
-def test_there_are_about_as_many_points_as_asked_for_with_the_extremes(n: int, points: int) -> None:
+def test_requested_number_of_points_includes_the_extremes(n: int, points: int) -> None:
     theoretical, empirical = qq_points(np.arange(n), identity, points)
     assert theoretical.shape == empirical.shape
     assert min(n, points) * 0.75 <= len(theoretical) <= min(n, points)

@@ -44,7 +44,7 @@ def selected(host: Host, image: np.ndarray, size: int = SIZE) -> Selection:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_detections_and_features_are_those_of_the_framework(kind: str, onnx_of: Callable[[str], Path]) -> None:
+def test_detections_and_features_equal_those_of_the_framework(kind: str, onnx_of: Callable[[str], Path]) -> None:
     host, framework = opened(onnx_of(kind)), host_of(kind)
     assert host.strides == framework.strides
     for ours, theirs in zip(host.pose_templates(), framework.pose_templates(), strict=True):
@@ -79,7 +79,7 @@ def test_outputs_are_bit_for_bit_those_of_the_file_alone(kind: str, onnx_of: Cal
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_assigned_cells_are_those_of_the_framework(kind: str, onnx_of: Callable[[str], Path]) -> None:
+def test_assigned_cells_equal_those_of_the_framework(kind: str, onnx_of: Callable[[str], Path]) -> None:
     host, framework = opened(onnx_of(kind)), host_of(kind)
     generator = np.random.default_rng(3)
     pairs = 0
@@ -176,7 +176,7 @@ print(sorted({"ultralytics", "libreyolo"} & set(sys.modules)))
     assert run_script(text, onnx_of("11")).strip() == "[]"
 
 
-def test_what_is_found_is_described_and_can_be_stated(onnx_of: Callable[[str], Path], tmp_path: Path) -> None:
+def test_detected_outputs_are_described_and_can_be_overridden(onnx_of: Callable[[str], Path], tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(onnx_of("11").read_bytes())
     host = OnnxHost(path)
@@ -195,7 +195,7 @@ def test_what_is_found_is_described_and_can_be_stated(onnx_of: Callable[[str], P
         OnnxHost(path)
 
 
-def test_foreign_and_damaged_files_are_one_line(onnx_of: Callable[[str], Path], tmp_path: Path) -> None:
+def test_foreign_and_damaged_files_are_one_line_errors(onnx_of: Callable[[str], Path], tmp_path: Path) -> None:
     path = tmp_path / "foreign.onnx"
     node = onnx.helper.make_node("Relu", ["images"], ["found"], name="only")
     value = [onnx.helper.make_tensor_value_info(name, 1, [1, 3, 64, 64]) for name in ("images", "found")]

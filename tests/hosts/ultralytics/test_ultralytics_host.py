@@ -186,7 +186,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_checkpoints_are_one_line(tmp_path: Path, name: str) -> None:
+def test_damaged_checkpoints_are_one_line_errors(tmp_path: Path, name: str) -> None:
     torch.save({"model": pose_model("11")}, tmp_path / "whole.pt")
     (tmp_path / name).write_bytes(DAMAGE[name]((tmp_path / "whole.pt").read_bytes()))
     with pytest.raises(HaloposeError, match=name) as error:
@@ -194,7 +194,7 @@ def test_damaged_checkpoints_are_one_line(tmp_path: Path, name: str) -> None:
     assert "unsafe" not in one_line(error)  # which would not help
 
 
-def test_checkpoints_without_a_model_are_one_line(tmp_path: Path) -> None:
+def test_checkpoints_without_a_model_are_one_line_errors(tmp_path: Path) -> None:
     torch.save({"weights": 1}, tmp_path / "none.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     torch.save({"model": pose_model("11").state_dict()}, tmp_path / "state.pt")
@@ -204,7 +204,7 @@ def test_checkpoints_without_a_model_are_one_line(tmp_path: Path) -> None:
         one_line(error)
 
 
-def test_a_checkpoint_whose_parts_are_not_what_they_are_named_is_one_line(
+def test_a_checkpoint_whose_parts_are_not_what_they_are_named_is_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a few changed bytes of a pickle can do, and safe loading lets pass."""
@@ -234,7 +234,7 @@ def test_weights_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
         assert "larger than" in str(error.value) or "more than" in str(error.value)
 
 
-def test_a_head_that_cannot_be_mirrored_is_one_line() -> None:
+def test_a_head_that_cannot_be_mirrored_is_a_one_line_error() -> None:
     from ultralytics.nn.modules import Conv
 
     with pytest.raises(HaloposeError, match="cannot be mirrored") as error:

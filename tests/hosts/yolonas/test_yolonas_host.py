@@ -160,7 +160,7 @@ def test_libreyolo_checkpoints_load_with_what_they_say(tmp_path: Path, offline: 
 
 
 @pytest.mark.parametrize(("size", "millions"), [("n", 9.9), ("s", 22.2), ("m", 58.2), ("l", 79.4)])
-def test_sizes_are_told_by_the_weights(size: str, millions: float) -> None:
+def test_model_size_follows_from_the_weights(size: str, millions: float) -> None:
     with torch.device("meta"):
         model = yolonas._build(nas_model(size, num_keypoints=4).state_dict(), "here")
     assert model.config == size
@@ -184,7 +184,7 @@ def test_foreign_pickles_of_yolonas_are_refused_and_never_run(tmp_path: Path) ->
     assert marker.exists()  # the payload does work
 
 
-def test_wrong_yolonas_checkpoints_are_one_line(tmp_path: Path, offline: None) -> None:
+def test_wrong_yolonas_checkpoints_are_one_line_errors(tmp_path: Path, offline: None) -> None:
     state = pose_model("nas").state_dict()
     contents = {
         "detector.pth": {name: value for name, value in state.items() if "pose_pred" not in name},

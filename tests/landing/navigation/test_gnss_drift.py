@@ -79,7 +79,7 @@ def test_without_a_drift_the_covariance_is_that_of_the_errors_and_the_overbound_
     assert np.linalg.eigvalsh(overbounds - covariances).min() > -1e-9
 
 
-def test_a_drift_that_nobody_else_sees_is_found_by_the_irs_and_counted_meanwhile() -> None:
+def test_gnss_drift_without_vision_is_found_by_the_irs_and_bounded_meanwhile() -> None:
     """Half a metre a second along the path once passed five sigma of the filter without a word."""
     states = flown(0, SENSORS, fault=Fault(15.0, 99.0, "ramp", (0.5, 0.0, 0.0)))
     times = np.array([state.time for state in states])

@@ -270,7 +270,7 @@ def test_a_deferred_measurement_is_made_where_the_aircraft_is_believed_to_be() -
     assert present(nothing.step).reason == "nothing was measured"
 
 
-def test_the_past_within_the_lag_can_be_asked_for() -> None:
+def test_past_states_within_the_lag_are_available() -> None:
     navigator = Navigator(draw_initial_state(TRUTH, 0), SETTINGS)
     states = {}
     for measurement in in_order(simulate(TRUTH, SLOW, 0, SITE)):

@@ -67,7 +67,7 @@ def test_ils_gradients_are_central_differences(position: Array) -> None:
         np.testing.assert_allclose(angle(position[None])[1][0], numeric, rtol=1e-6, atol=1e-11)
 
 
-def test_ils_angles_are_those_of_the_geometry() -> None:
+def test_ils_angles_equal_those_of_the_geometry() -> None:
     antenna = np.array(SITE.localizer)
     on_course = antenna + np.array([[-5000.0, 0.0, 200.0]])
     assert SITE.localizer_angle(on_course)[0] == 0

@@ -46,7 +46,7 @@ def test_opencv_and_ros_cameras_agree(tmp_path: Path) -> None:
     np.testing.assert_allclose(ros.mount.lever_arm, (4, 0, 0.5))
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_cameras_are_read_back(tmp_path: Path) -> None:
     camera = Camera(1200.0, 1190.0, 319.5, 191.5, 640, 384, (-0.2, 0.05, 1e-3, -5e-4, 0.01))
     mount = Mount.looking(0.01, -0.1, 0.02, (4.0, 0.1, 0.5))
     again = read_camera(written(tmp_path, camera_text(camera, mount)))
@@ -140,7 +140,7 @@ def test_a_rounded_rotation_becomes_the_nearest_one(tmp_path: Path) -> None:
         (("{rows", "{{rows"), "is not yaml"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+def test_mistakes_are_one_line_errors(tmp_path: Path, change: tuple[str, str], words: str) -> None:
     with pytest.raises(HaloposeError, match=words) as caught:
         read_camera(written(tmp_path, ROS.replace(*change)))
     assert "\n" not in str(caught.value)

@@ -50,7 +50,7 @@ def mcap_of(path: Path, kind: str = "sensor_msgs/msg/CompressedImage", images: S
     return path
 
 
-def test_an_image_of_absurd_size_is_one_line(tmp_path: Path) -> None:
+def test_an_image_of_absurd_size_is_a_one_line_error(tmp_path: Path) -> None:
     """A PNG header that claims 100,000 x 100,000 pixels."""
     claimed = struct.pack(">II", 100_000, 100_000)
     head = b"IHDR" + claimed + b"\x08\x02\x00\x00\x00"
@@ -83,7 +83,7 @@ def test_frames_come_with_their_times(tmp_path: Path, form: str) -> None:
         np.testing.assert_array_equal(image, picture)
 
 
-def test_an_mcap_file_without_images_or_cut_off_is_one_line(tmp_path: Path) -> None:
+def test_an_mcap_file_without_images_or_cut_off_is_a_one_line_error(tmp_path: Path) -> None:
     path = mcap_of(tmp_path / "flight.mcap")
     (tmp_path / "cut.mcap").write_bytes(path.read_bytes()[:300])
     with pytest.raises(HaloposeError, match="complete MCAP") as caught:
@@ -110,7 +110,7 @@ def test_damaged_bytes_anywhere_in_an_mcap_file_are_read_or_refused_in_one_line(
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-9, -1.0, float("nan"), 1e4])
-def test_a_rate_that_no_film_has_is_one_line(tmp_path: Path, rate: float) -> None:
+def test_a_rate_that_no_film_has_is_a_one_line_error(tmp_path: Path, rate: float) -> None:
     with pytest.raises(HaloposeError, match="frame rate"):
         open_frames(folder_of(tmp_path), rate=rate)
 
@@ -131,7 +131,7 @@ def test_frames_of_a_folder_come_in_the_order_of_their_numbers(tmp_path: Path) -
     assert found == [1, 2, 10, 11, 100]
 
 
-def test_times_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+def test_times_that_do_not_fit_are_one_line_errors(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="2 rows for 3"):
         open_frames(folder_of(tmp_path, TIMES[:2]))
     with pytest.raises(HaloposeError, match="time goes back"):
@@ -146,7 +146,7 @@ def test_images_for_a_film_are_kept_rectified(tmp_path: Path) -> None:
     assert np.abs(buffer[2].astype(int) - lens.rectified_image(pictures()[2])).mean() < 2
 
 
-def test_frames_of_another_size_than_the_calibration_are_one_line(tmp_path: Path) -> None:
+def test_frames_of_another_size_than_the_calibration_are_one_line_errors(tmp_path: Path) -> None:
     frames = open_frames(folder_of(tmp_path))
     model: Any = Blind()
     times, found = detections_in(model, frames, Lens(Camera.from_fov(64, 48, 0.5)), 0.5)

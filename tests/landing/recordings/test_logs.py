@@ -96,7 +96,7 @@ def test_repeated_positions_of_sample_and_hold_are_left_out_and_counted(tmp_path
         ),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, kind: Kind, text: str, words: str) -> None:
+def test_mistakes_are_one_line_errors(tmp_path: Path, kind: Kind, text: str, words: str) -> None:
     with pytest.raises(HaloposeError, match=words) as caught:
         read(tmp_path, text, kind)
     assert "\n" not in str(caught.value)

@@ -206,7 +206,7 @@ def test_an_offset_of_the_clocks_is_found_or_refused(rate: float, seed: int) -> 
         ({"times": np.array([])}, "no frames"),
     ],
 )
-def test_what_cannot_be_is_one_line(recorded: Recorded, change: dict[str, Any], words: str) -> None:
+def test_impossible_recordings_are_refused(recorded: Recorded, change: dict[str, Any], words: str) -> None:
     if change.get("lens") == "backwards":
         change = {"lens": Lens(recorded.lens.camera, Mount.looking(yaw=np.pi))}
     if "times" in change and len(change["times"]):
@@ -272,14 +272,14 @@ def test_a_log_on_another_clock_is_named(recorded: Recorded, kind: str) -> None:
         recorded.again(measured=in_order(late))
 
 
-def test_nowhere_to_begin_is_one_line(recorded: Recorded) -> None:
+def test_nowhere_to_begin_is_a_one_line_error(recorded: Recorded) -> None:
     blank = [poses[:0] for poses in recorded.seen]
     eye: Any = None
     with pytest.raises(HaloposeError, match="initial position"):
         start_from([], recorded.times, blank, eye)
 
 
-def test_frames_without_times_are_one_line(tmp_path: Path) -> None:
+def test_frames_without_times_are_one_line_errors(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="no images"):
         open_frames(tmp_path)
     (tmp_path / "a.png").write_bytes(b"")

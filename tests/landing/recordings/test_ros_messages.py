@@ -129,13 +129,13 @@ def vars_of(point: Any) -> list[float]:
     return [point.x, point.y, point.z]
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(positions: Positions, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_one_line_error(positions: Positions, tmp_path: Path) -> None:
     (tmp_path / "positions.mcap").mkdir()
     with pytest.raises(HaloposeError, match="cannot write"):
         write_mcap(positions, tmp_path / "positions.mcap")
 
 
-def test_times_beyond_what_a_stamp_holds_are_one_line(positions: Positions, tmp_path: Path) -> None:
+def test_times_beyond_what_a_stamp_holds_are_one_line_errors(positions: Positions, tmp_path: Path) -> None:
     """Nanoseconds given as seconds."""
     with pytest.raises(HaloposeError, match="clock of ROS") as caught:
         write_mcap(replace(positions, times=1e9 * (1.7e9 + positions.times)), tmp_path / "positions.mcap")

@@ -96,7 +96,7 @@ def swapped(corners: list[dict[str, float]]) -> list[dict[str, float]]:
         ({}, "needs corners"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, content: dict[str, Any], words: str) -> None:
+def test_mistakes_are_one_line_errors(tmp_path: Path, content: dict[str, Any], words: str) -> None:
     (tmp_path / "runway.json").write_text(json.dumps(content))
     with pytest.raises(HaloposeError, match=words) as caught:
         read_runway(tmp_path / "runway.json")
@@ -127,7 +127,7 @@ def test_a_runway_of_lard_s_data_base_is_the_same_one(tmp_path: Path, order: tup
 @pytest.mark.parametrize(
     ("name", "words"), [("KLAX/24R", "no airport"), ("KSFO/19", "no runway"), ("KSFO/10L", "corners A to D")]
 )
-def test_what_lard_has_not_is_one_line(tmp_path: Path, name: str, words: str) -> None:
+def test_runways_missing_in_lard_are_refused(tmp_path: Path, name: str, words: str) -> None:
     path = tmp_path / "runways_database.json"
     path.write_text(json.dumps(lard_content((2, 3, 0, 1))))
     with pytest.raises(HaloposeError, match=words) as caught:

@@ -76,7 +76,7 @@ def test_the_film_s_stills_are_embedded_as_they_are_and_can_be_stopped(page: str
     assert "<script" not in bare
 
 
-def test_what_the_camera_saw_is_never_inverted(page: str) -> None:
+def test_camera_pictures_are_not_inverted(page: str) -> None:
     outline = present(re.search(r"polygon\((.*?)\)", page))[1]
     corners = np.array([[float(part.rstrip("%")) for part in place.split()] for place in outline.split(", ")])
     pixels = corners / 100 * [SPLIT, 720]

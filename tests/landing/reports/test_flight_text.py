@@ -26,7 +26,7 @@ def test_terminal_and_page_agree_to_the_digit() -> None:
     assert set(counts) <= set(cells)
 
 
-def test_every_value_has_words_and_why_frames_were_not_used_is_said() -> None:
+def test_every_value_has_a_label_and_unused_frames_a_reason() -> None:
     flight = fabricate()
     summary = summarise(flight)
     assert set(summary) <= set(LABELS)

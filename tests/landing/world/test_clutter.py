@@ -23,7 +23,7 @@ def test_nothing_stands_near_a_runway(seed: int) -> None:
     assert (boxes.height > 0).all()
 
 
-def test_there_are_as_many_roads_as_asked_for() -> None:
+def test_number_of_roads_is_that_of_the_scene() -> None:
     scene = sample_scene(1)
     assert len(road_patches(replace(scene, footage=Footage(roads=7)))) == 7
     assert road_patches(scene) == []

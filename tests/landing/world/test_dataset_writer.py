@@ -70,7 +70,7 @@ def test_stated_poses_project_to_the_labels(written: Path) -> None:
         np.testing.assert_array_equal(scene.position, image["position"])
 
 
-def test_processes_do_not_matter_and_a_broken_run_goes_on(written: Path, tmp_path: Path) -> None:
+def test_result_does_not_depend_on_processes_and_interrupted_run_resumes(written: Path, tmp_path: Path) -> None:
     whole = contents(written.parent)
     partial = tmp_path / "again"
     write_dataset(partial, {"train": 2}, seed=3, settings=SMALL)
@@ -89,7 +89,7 @@ def test_processes_do_not_matter_and_a_broken_run_goes_on(written: Path, tmp_pat
         ({"quality": 0}, "quality"),
     ],
 )
-def test_what_was_drawn_otherwise_is_never_mixed(
+def test_images_drawn_with_other_settings_are_not_mixed(
     written: Path, tmp_path: Path, change: dict[str, Any], word: str
 ) -> None:
     """Images of one run under the labels of another would be wrong and look right."""
@@ -103,7 +103,7 @@ def test_what_was_drawn_otherwise_is_never_mixed(
     write_dataset(folder, **{"counts": {"train": 1}, "seed": 3, "settings": SMALL, **change})
 
 
-def test_images_that_nobody_knows_of_are_never_labelled(written: Path, tmp_path: Path) -> None:
+def test_unknown_images_are_not_labelled(written: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(written.parent, tmp_path / "world")
     shutil.rmtree(folder / "drawn")
     with pytest.raises(HaloposeError, match="does not describe"):
@@ -111,13 +111,13 @@ def test_images_that_nobody_knows_of_are_never_labelled(written: Path, tmp_path:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, processes: int) -> None:
+def test_a_place_that_cannot_be_written_is_a_one_line_error(tmp_path: Path, processes: int) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(HaloposeError, match="cannot write to"):
         write_dataset(tmp_path / "file", COUNTS, seed=3, settings=SMALL, processes=processes)
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path, full_disk: Callable[[int | None], None]) -> None:
+def test_a_full_disk_is_a_one_line_error(tmp_path: Path, full_disk: Callable[[int | None], None]) -> None:
     full_disk(1000)
     with pytest.raises(HaloposeError, match=r"cannot write .*\.jpg"):
         write_dataset(tmp_path, COUNTS, seed=3, settings=SMALL)
