@@ -14,7 +14,7 @@ from halopose.protocol import Protocol
     ("setting", "words"),
     [
         ({"area": "foo"}, "annotation or box, got 'foo'"),
-        ({"covariance": "foo"}, "moment or paper, got 'foo'"),
+        ({"covariance": "foo"}, "auto or moment or paper, got 'foo'"),
         ({"scalarisation": "foo"}, "determinant or eigenvalue, got 'foo'"),
         ({"threshold_rule": "foo"}, "unknown threshold rule 'foo'"),
         ({"gamma_ks": 2.0}, "from 0 to 1, got 2.0"),

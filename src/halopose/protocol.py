@@ -11,7 +11,7 @@ from halopose.errors import HaloposeError
 from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, risk_guarantee
 
 Area = Literal["annotation", "box"]
-CovarianceKind = Literal["moment", "paper"]
+CovarianceKind = Literal["auto", "moment", "paper"]
 
 Match = Literal["oks", "box"]
 
@@ -22,7 +22,7 @@ SCORE_THRESHOLD = 0.25  # smallest score of a match by box: the default of predi
 
 @dataclass(frozen=True)
 class Protocol:
-    """Settings of an evaluation; the defaults are the paper's.
+    """Settings of an evaluation. ``PRESETS["paper"].protocol`` has the paper's.
 
     Attributes:
         match: Which detections are true positives: "oks", COCO's greedy matching by OKS, or "box", greedy matching by
@@ -31,15 +31,16 @@ class Protocol:
         iou_threshold: Smallest IoU of a match by box.
         score_threshold: Smallest score of a detection that is matched by box.
         max_detections: Detections matched per image and class.
-        area: s^2 of the localization confidence. "annotation": the annotated area (the paper). "box": the area of
-            the predicted box times the area factor of the keypoints, as at inference. The similarity of a keypoint
+        area: s^2 of the localization confidence. "box": the area of the predicted box times the area factor of the
+            keypoints, as at inference. "annotation": the annotated area (the paper). The similarity of a keypoint
             always uses the annotated area.
         scalarisation: Size of a covariance in the localization confidence.
         threshold_rule: youden, distance, f1, or a risk guarantee such as risk:0.05@0.95.
         gamma_ks: Keypoint similarity from which a keypoint counts as correct.
         visibility: Prune by the visibility score as well (eq. 22), if no threshold of it is given.
         split_student: Whether kept and pruned keypoints get a Student-t each.
-        covariance: Covariance of a Student-t: second moment of the residuals, or eq. 17 ("paper").
+        covariance: Covariance of a Student-t. "auto": eq. 17, but the second moment of the residuals where the degrees
+            of freedom are near 2 and eq. 17 diverges. "paper": eq. 17. "moment": the second moment.
         min_samples: As in ``Calibration``.
         scale_edges: Areas that separate the object scales.
         folds: Folds of images; each fold is scored with a calibration fitted on the others.
@@ -48,7 +49,7 @@ class Protocol:
         region_scales: Fit separate regions and correlations for each object scale.
 
     Example:
-        >>> Protocol(area="box", bootstrap=200).oks_threshold
+        >>> Protocol(bootstrap=200).oks_threshold
         0.5
     """
 
@@ -57,13 +58,13 @@ class Protocol:
     iou_threshold: float = IOU_THRESHOLD
     score_threshold: float = SCORE_THRESHOLD
     max_detections: int = MAX_DETECTIONS
-    area: Area = "annotation"
+    area: Area = "box"
     scalarisation: Scalarisation = "trace"
     threshold_rule: str = "youden"
     gamma_ks: float = GAMMA_KS
     visibility: bool = False
     split_student: bool = False
-    covariance: CovarianceKind = "moment"
+    covariance: CovarianceKind = "auto"
     min_samples: float = 50.0
     scale_edges: tuple[float, ...] = (32.0**2, 96.0**2)
     folds: int = 5

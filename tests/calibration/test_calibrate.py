@@ -166,7 +166,7 @@ def brute_force(score: Array, correct: Array, among: Array) -> float:
 @pytest.mark.parametrize("seed", [21, 27, 31, 33])
 def test_thresholds_are_the_best_of_all(seed: int) -> None:
     matched = with_informative_visibility(partly_labelled(poses(60, 2, seed=seed, flaw=1.2)), noise=2.0)
-    protocol = Protocol(visibility=True)
+    protocol = Protocol(area="annotation", visibility=True)
     fitted = fit_calibrations(matched, protocol)
     correct = matched.similarity[matched.labelled] >= protocol.gamma_ks
     distribution = fitted.gaussian(stated_distribution(matched).scale_tril)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration, mean_nll
+from halopose.calibration.calibrators import NEAR_TWO, Calibrations, GaussianCalibration, StudentTCalibration, mean_nll
 from halopose.calibration.estimation import Sample, gaussian_temperature
 from halopose.errors import HaloposeError
 from halopose.types import Array
@@ -160,10 +160,11 @@ def few_samples(count: int) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("count", [1, 5, 20, 49, 50, 51, 200])
 def test_shrinkage_lies_between_own_and_pooled(calibration: type[Any], count: int) -> None:
     residual, factors, labelled = few_samples(count)
-    shrunk = calibration(2).fit(residual, factors, labelled)
-    own = calibration(2, min_samples=1).fit(residual, factors, labelled)
+    kind = {} if calibration is GaussianCalibration else {"covariance": "moment"}
+    shrunk = calibration(2, **kind).fit(residual, factors, labelled)
+    own = calibration(2, min_samples=1, **kind).fit(residual, factors, labelled)
     mask = labelled.flatten()
-    pooled = calibration(1).fit(residual.reshape(-1, 1, 2)[mask], factors.reshape(-1, 1, 2, 2)[mask])
+    pooled = calibration(1, **kind).fit(residual.reshape(-1, 1, 2)[mask], factors.reshape(-1, 1, 2, 2)[mask])
     names = [name for name in learned(own) if name != "effective_samples_"]
     assert float(shrunk.effective_samples_[0]) == count
     for name in names:
@@ -309,7 +310,7 @@ def test_forward_scales_the_factors_and_keeps_the_dtype(dtype: torch.dtype) -> N
 
 def test_both_covariances_of_student_t() -> None:
     residual, factors = random_data(np.random.default_rng(0), 5000, 3, nu=3.0)
-    moment = StudentTCalibration(3).fit(residual, factors)
+    moment = StudentTCalibration(3, covariance="moment").fit(residual, factors)
     paper = StudentTCalibration(3, covariance="paper").fit(residual, factors)
     assert_same(moment, paper)
     gaussian = GaussianCalibration(3).fit(residual, factors)
@@ -317,8 +318,24 @@ def test_both_covariances_of_student_t() -> None:
     torch.testing.assert_close(moment(factors).covariance, gaussian(factors).covariance, rtol=1e-12, atol=0)
     factor = (paper.nu_ / (paper.nu_ - 2) * paper.tau_**2)[:, None, None]
     torch.testing.assert_close(paper(factors).covariance, factor * scale, rtol=1e-12, atol=1e-12)
+    default = StudentTCalibration(3).fit(residual, factors)
+    torch.testing.assert_close(default(factors).covariance, paper(factors).covariance, rtol=1e-12, atol=1e-12)
     for name in ("log_prob", "marginal_cdf"):
         assert torch.equal(getattr(moment(factors), name)(residual), getattr(paper(factors), name)(residual))
+
+
+def test_the_covariance_is_the_second_moment_where_nu_is_near_two() -> None:
+    """Eq. 17 diverges there; the other keypoints keep it."""
+    rng = np.random.default_rng(1)
+    heavy, factors = random_data(rng, 4000, 1, nu=2.05)
+    light, others = random_data(rng, 4000, 1, nu=6.0)
+    residual, factors = torch.cat([heavy, light], 1), torch.cat([factors, others], 1)
+    fitted = StudentTCalibration(2).fit(residual, factors)
+    assert fitted.nu_[0] < NEAR_TWO < fitted.nu_[1]
+    second_moment = GaussianCalibration(2).fit(residual, factors).tau_
+    eq_17 = fitted.tau_ * (fitted.nu_ / (fitted.nu_ - 2)).sqrt()
+    expected = torch.stack([second_moment[0], eq_17[1]])
+    torch.testing.assert_close(fitted.moment_tau_, expected, rtol=1e-12, atol=0)
 
 
 @given(SEEDS)

@@ -111,7 +111,8 @@ def test_pruning_alters_nothing_but_the_selection(nu: float | None, visibility: 
     distributions = cross_fitted(matched, protocol)
     scores = evaluate(matched, distributions, protocol)
     gaussian = distributions.distributions["gaussian"].covariance.numpy()
-    kept = localization_confidence(gaussian, matched.area, matched.layout.kappa) >= distributions.threshold[:, None]
+    area = matched.confidence_area(protocol)
+    kept = localization_confidence(gaussian, area, matched.layout.kappa) >= distributions.threshold[:, None]
     assert (distributions.visibility_threshold is not None) == visibility
     if distributions.visibility_threshold is not None:
         assert matched.visibility is not None

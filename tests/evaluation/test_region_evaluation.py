@@ -107,7 +107,7 @@ def test_json_round_trip() -> None:
 
 
 def test_a_pruning_guarantee_holds_on_other_images() -> None:
-    protocol = Protocol(threshold_rule="risk:0.1@0.95")
+    protocol = Protocol(area="annotation", threshold_rule="risk:0.1@0.95")
     broken = 0
     for seed in range(20):
         matched = poses(1200, 3, 4, seed=seed, images=400)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.parallel import map_blocks, run_parallel, single_threaded
-from halopose.protocol import Protocol
+from halopose.protocol import CovarianceKind, Protocol
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 from halopose.uncertainty.missing_keypoints import places_among
@@ -109,14 +109,14 @@ class DistributionSet:
         return keep_mask(self.confidence, self.threshold[:, None], matched.visibility, visible)
 
 
-def stated_distribution(matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment") -> Bivariate:
+def stated_distribution(matched: MatchedPoses, covariance: CovarianceKind = "auto") -> Bivariate:
     """Return the given distribution over (M, K): Student-t if the predictions have degrees of freedom, else
     Gaussian.
     """
     scale_tril = torch.from_numpy(matched.scale_tril)
     if matched.dof is None:
         return Gaussian(scale_tril)
-    moment = torch.from_numpy(matched.covariance) if covariance == "moment" else None
+    moment = torch.from_numpy(matched.covariance) if covariance != "paper" else None
     return StudentT(scale_tril, torch.from_numpy(matched.dof), moment)
 
 
@@ -140,13 +140,13 @@ def _gaussian(sample: Sample, min_samples: float) -> GaussianCalibration:
 
 
 def fit_student(
-    matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment", min_samples: float = 50.0
+    matched: MatchedPoses, covariance: CovarianceKind = "auto", min_samples: float = 50.0
 ) -> StudentTCalibration:
     """Calibrate scale and degrees of freedom of the predicted scale matrices on true positives."""
     return _student(scale_sample(matched), covariance, min_samples)
 
 
-def _student(sample: Sample, covariance: Literal["moment", "paper"], min_samples: float) -> StudentTCalibration:
+def _student(sample: Sample, covariance: CovarianceKind, min_samples: float) -> StudentTCalibration:
     keypoints = sample.mahalanobis.shape[1]
     return StudentTCalibration(keypoints, min_samples=min_samples, covariance=covariance).fit_sample(sample)
 
@@ -425,7 +425,7 @@ def _students_of_folds(
             torch.stack([getattr(each, name).to(factors.dtype) for each in calibrations])[by_fold]
             for name in ("tau_", "nu_", "moment_tau_")
         )
-        own = Gaussian(factors * moment[..., None, None]).covariance if calibrations[0].covariance == "moment" else None
+        own = Gaussian(factors * moment[..., None, None]).covariance if calibrations[0].covariance != "paper" else None
         return StudentT(factors * tau[..., None, None], nu, own)
 
     if all(each.split_student is None for each in fitted):

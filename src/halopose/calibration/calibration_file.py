@@ -117,7 +117,8 @@ class Pruning:
 class CalibrationFile:
     """One family's calibration with the names of its keypoints and the images it was fitted on.
 
-    With ``dispersion`` the calibration is one of that model's dispersions, which replace those of the predictions.
+    With ``dispersion`` the calibration is one of that model's dispersions, which replace those of the predictions. The
+    threshold is for Gaussian covariances, whose temperatures (K,) are ``pruning_tau``; None: those of the calibration.
     """
 
     calibration: Calibration
@@ -128,6 +129,7 @@ class CalibrationFile:
     correlation: Correlation | None = None
     pruning: Pruning = Pruning()
     dispersion: DispersionModel | None = None
+    pruning_tau: Array | None = None
 
     @property
     def family(self) -> Family:
@@ -148,7 +150,10 @@ class CalibrationFile:
         fitted = fit_calibrations(matched, protocol)
         calibration: Calibration = fitted.gaussian if family == "gaussian" else fitted.student
         names, pruning = matched.layout.names, Pruning.of(protocol, matched.layout)
-        return cls(calibration, names, fitted.threshold, images, fitted.regions, fitted.correlation, pruning)
+        tau = None if family == "gaussian" else fitted.gaussian.tau_.numpy()
+        return cls(
+            calibration, names, fitted.threshold, images, fitted.regions, fitted.correlation, pruning, pruning_tau=tau
+        )
 
     def save(self, path: Path | str) -> None:
         """Write the calibration as json, after checking that it can be read again."""
@@ -178,6 +183,7 @@ class CalibrationFile:
             **({} if self.regions is None else {"regions": self.regions.to_json()}),
             **({} if self.correlation is None else {"correlation": self.correlation.to_json()}),
             **({} if self.dispersion is None else {"dispersion": self.dispersion.to_json()}),
+            **({} if self.pruning_tau is None else {"pruning_tau": self.pruning_tau.tolist()}),
         }
 
     @classmethod
@@ -204,6 +210,11 @@ class CalibrationFile:
         }
         if any(value.shape != (len(names),) or not torch.isfinite(value).all() for value in state.values()):
             raise ValueError("wrong number of parameters")
+        pruning_tau = None
+        if "pruning_tau" in content:
+            pruning_tau = np.array([float(value) for value in content["pruning_tau"]])
+            if pruning_tau.shape != (len(names),) or not _in_range({"tau_": torch.from_numpy(pruning_tau)}):
+                raise ValueError("temperatures out of range")
         if not _in_range(state):
             raise ValueError("parameters out of range")
         threshold = float("-inf") if content["threshold"] is None else float(content["threshold"])
@@ -219,6 +230,7 @@ class CalibrationFile:
             correlation=Correlation.from_json(content["correlation"], len(names)) if "correlation" in content else None,
             pruning=Pruning.from_json(content, len(names)),
             dispersion=DispersionModel.from_json(content["dispersion"]) if "dispersion" in content else None,
+            pruning_tau=pruning_tau,
         )
 
     def apply(self, predictions: PoseDistributions) -> PoseDistributions:
@@ -236,7 +248,10 @@ class CalibrationFile:
         distribution = self.calibration(scale_tril_from_covariance(torch.from_numpy(base)))
         keep = predictions.keep
         if self.pruning.at_inference:
-            keep = self.pruning.keep(distribution.covariance.numpy(), predictions.boxes, self.threshold)
+            covariance = distribution.covariance.numpy()
+            if self.pruning_tau is not None:
+                covariance = predictions.covariance * np.square(self.pruning_tau)[:, None, None]
+            keep = self.pruning.keep(covariance, predictions.boxes, self.threshold)
         return PoseDistributions(
             boxes=predictions.boxes,
             scores=predictions.scores,

@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from halopose.calibration.correlation import Correlation
 from halopose.calibration.estimation import Sample, gaussian_temperature, student_parameters
 from halopose.errors import HaloposeError
+from halopose.protocol import CovarianceKind
 from halopose.types import Array, Family
 from halopose.uncertainty.distributions import Gaussian, StudentT
 from halopose.uncertainty.regions import Regions
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LARGEST_TAU = 1e6  # a larger value in a file means damage
+NEAR_TWO = 2.5  # below these degrees of freedom eq. 17 depends on few large residuals
 
 
 Fitted = TypeVar("Fitted", bound="Calibration")  # a calibration of either family
@@ -141,9 +143,10 @@ class GaussianCalibration(Calibration):
 class StudentTCalibration(Calibration):
     """Student-t dispersion-tail scaling, S = tau_k^2 Sigma with nu_k degrees of freedom (eqs. 16 to 18).
 
-    Fitted values are ``tau_`` (K,), ``nu_`` (K,) > 2, and ``moment_tau_`` (K,), the temperature of the second-moment
-    covariance. ``covariance="moment"`` (default) reports moment_tau^2 Sigma as the covariance, which stays finite as nu
-    approaches 2. ``covariance="paper"`` reports nu / (nu - 2) tau^2 Sigma (eq. 17).
+    Fitted values are ``tau_`` (K,), ``nu_`` (K,) > 2, and ``moment_tau_`` (K,), the temperature of the covariance
+    moment_tau^2 Sigma. It follows eq. 17, nu / (nu - 2) tau^2 Sigma, except for keypoints with nu below ``NEAR_TWO``:
+    their covariance has the second moment of the residuals. ``covariance="paper"`` is eq. 17 for all keypoints,
+    ``covariance="moment"`` the second moment for all.
 
     Example:
         >>> factors = torch.eye(2, dtype=torch.float64).expand(4000, 1, 2, 2)
@@ -163,7 +166,7 @@ class StudentTCalibration(Calibration):
         keypoints: int,
         *,
         min_samples: float = 50.0,
-        covariance: Literal["moment", "paper"] = "moment",
+        covariance: CovarianceKind = "auto",
     ) -> None:
         super().__init__(keypoints, min_samples=min_samples)
         self.covariance = covariance
@@ -180,6 +183,8 @@ class StudentTCalibration(Calibration):
             nu = torch.where(enough, nu, 2 + self._shrink((nu - 2).log(), (pooled_nu - 2).log()).exp())
             tau = torch.where(enough, tau, self._shrink(tau.log(), pooled_tau.log()).exp())
             moment = torch.where(enough, moment, self._shrink(moment.log(), gaussian_temperature(pool).log()).exp())
+        if self.covariance == "auto":
+            moment = torch.where(nu >= NEAR_TWO, tau * (nu / (nu - 2)).sqrt(), moment)
         self.nu_, self.tau_, self.moment_tau_ = nu, tau, moment
 
     def widened(self, factor: Tensor) -> StudentTCalibration:
@@ -192,7 +197,7 @@ class StudentTCalibration(Calibration):
         """Return the calibrated distribution of factors (..., K, 2, 2)."""
         dtype = scale_tril.dtype
         moment = None
-        if self.covariance == "moment":
+        if self.covariance != "paper":
             moment = Gaussian(scale_tril * self.moment_tau_.to(dtype)[:, None, None]).covariance
         return StudentT(scale_tril * self.tau_.to(dtype)[:, None, None], self.nu_.to(dtype), moment)
 

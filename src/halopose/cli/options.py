@@ -363,16 +363,12 @@ MaybeRule = Annotated[
         help="How pruning thresholds are chosen, as in recalibrate; default: the calibration's, else youden.",
     ),
 ]
-FittedArea = Annotated[
-    Literal["annotation", "box"] | None,
-    typer.Option(
-        "--area",
-        help="Object area in the confidence; default: annotation, and box for predictions without covariances.",
-    ),
+Area = Annotated[
+    Literal["annotation", "box"], typer.Option("--area", help="Object area in the confidence; box as at inference.")
 ]
 MaybeArea = Annotated[
     Literal["annotation", "box"] | None,
-    typer.Option("--area", help="Object area in the confidence; default: the calibration's, else annotation."),
+    typer.Option("--area", help="Object area in the confidence; default: the calibration's, else box."),
 ]
 Scalarisation = Annotated[
     Literal["trace", "determinant", "eigenvalue"], typer.Option(help="Scalar size of a covariance in the confidence.")

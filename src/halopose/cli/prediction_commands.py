@@ -10,6 +10,7 @@ import typer
 from halopose.cli.export_commands import evaluate_deployed, folder_of
 from halopose.cli.options import (
     Alarm,
+    Area,
     ArtifactElseShipped,
     BaseElseShipped,
     Batch,
@@ -64,7 +65,7 @@ def evaluate(
     conf: Confidence = 0.01,
     iou: Iou = 0.7,
     bootstrap: Bootstrap = 200,
-    area: Annotated[Literal["annotation", "box"], typer.Option(help="Object area in the confidence.")] = "box",
+    area: Area = "box",
     visibility: Visibility = None,
     overlap: Annotated[
         Literal["exclude", "allow"], typer.Option(help="Whether to exclude images that the artifact has seen.")

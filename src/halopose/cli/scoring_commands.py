@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from halopose.cli.options import (
+    Area,
     Bootstrap,
     Family,
     FileFormat,
-    FittedArea,
     Match,
     MaybeArea,
     MaybeRule,
@@ -62,8 +62,9 @@ def score(
     region_scales: RegionScales = False,
     visibility: Annotated[bool, typer.Option("--visibility", help="Prune by the visibility score as well.")] = False,
     covariance: Annotated[
-        Literal["moment", "paper"], typer.Option(help="Covariance of a Student-t: second moment, or eq. 17.")
-    ] = "moment",
+        Literal["auto", "moment", "paper"],
+        typer.Option(help="Covariance of a Student-t: eq. 17 (paper), second moment, or eq. 17 unless nu is near 2."),
+    ] = "auto",
     scale_edges: Annotated[str, typer.Option(help="Side lengths in pixels between the object scales.")] = "32,96",
     sigmas: Sigmas = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the bootstrap and of the random ranking.")] = 0,
@@ -93,7 +94,7 @@ def score(
     fitted = Pruning() if pruner is None else pruner.pruning
     protocol = Protocol(
         match=match,
-        area=area or fitted.area,
+        area=area or (Protocol.area if pruner is None else fitted.area),
         scalarisation=scalarisation or fitted.scalarisation,
         threshold_rule=rule or fitted.rule or "youden",
         gamma_ks=fitted.gamma_ks,
@@ -128,7 +129,7 @@ def recalibrate(
         float, typer.Option(callback=share, help="Share of the images to use; keep the rest for scoring.")
     ] = 1.0,
     match: Match = "oks",
-    area: FittedArea = None,
+    area: Area = "box",
     scalarisation: Scalarisation = "trace",
     rule: Rule = "youden",
     region_scales: RegionScales = False,
@@ -169,9 +170,8 @@ def recalibrate(
     detections = parse_predictions(predictions, content, objects, annotated.classes, constants=True)
     stated = states_covariance(content) and not ignore_covariance
     images = part_of_images(objects.images, fraction)
-    chosen_area = area or ("annotation" if stated else "box")  # the annotated area of other images is unknown
     protocol = Protocol(
-        match=match, area=chosen_area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales
+        match=match, area=area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales
     )
     found = recalibrate_predictions(
         *only_images(detections, objects, images), images, family, protocol, chosen, stated=stated

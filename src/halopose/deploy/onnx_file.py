@@ -183,7 +183,7 @@ def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
     gaussian, student = fitted.gaussian, fitted.student if fitted.split_student is None else fitted.split_student.kept
     pruned = None if fitted.split_student is None else fitted.split_student.pruned
     tau = gaussian.tau_.double().numpy()
-    moment = (student.moment_tau_.double().numpy() / tau).tolist() if student.covariance == "moment" else None
+    moment = (student.moment_tau_.double().numpy() / tau).tolist() if student.covariance != "paper" else None
     return replace(
         facts,
         threshold=fitted.threshold if np.isfinite(fitted.threshold) else None,

@@ -203,8 +203,13 @@ class KeypointStatistics:
 
     @cached_property
     def by_confidence(self) -> Array:
-        """Descending order of confidence; ties keep their order."""
+        """Descending order of confidence."""
         return metrics.falling_order(self.confidence)
+
+    @cached_property
+    def ties(self) -> Array | None:
+        """Group of equal confidence (n,) of each keypoint in descending order of confidence; None without ties."""
+        return metrics.ties_of(self.confidence.take(self.by_confidence))
 
     @cached_property
     def hits(self) -> list[Array]:
@@ -229,7 +234,7 @@ class KeypointStatistics:
             result[f"ence{suffix}"] = metrics.expected_normalized_calibration_error(bins)
         total = weight.sum()
         result["nll"] = float(weight @ self.nll / total) if total else float("nan")
-        result["akp"] = metrics.keypoint_precision_at(self.hits, weight[self.by_confidence])
+        result["akp"] = metrics.keypoint_precision_at(self.hits, weight[self.by_confidence], self.ties)
         return result
 
 
@@ -293,10 +298,13 @@ def _by_covariance(
             found[f"ence{suffix}"] = metrics.normalized_calibration_errors(variance, squared, size)
     ranked = statistics.residuals.grade.take(statistics.by_confidence)
     members = _members(cell.take(statistics.by_confidence), groupings)
-    grades = np.concatenate(
-        [ranked if len(size) == 1 else ranked.take(member) for size, member in zip(sizes, members, strict=True)]
-    )
-    precisions = metrics.keypoint_precisions(grades, np.concatenate(sizes))
+
+    def grouped(ranking: Array) -> Array:
+        parts = zip(sizes, members, strict=True)
+        return np.concatenate([ranking if len(size) == 1 else ranking.take(member) for size, member in parts])
+
+    ties = None if statistics.ties is None else grouped(statistics.ties)
+    precisions = metrics.keypoint_precisions(grouped(ranked), np.concatenate(sizes), ties)
     for found, part in zip(columns, np.split(precisions, np.cumsum([len(size) for size in sizes])[:-1]), strict=True):
         found["akp"] = part.tolist()
     return columns

@@ -190,12 +190,12 @@ class ResampledMetrics(EvaluatedKeypoints):
             result |= {f"{distribution}.{name}": value for name, value in statistics.resampled(weight).items()}
             result |= {f"pruned.{distribution}.{name}": value for name, value in pruned.items()}
         chance = metrics.random_keypoint_precision(self.similarity, weight, rounds=rounds, seed=seed)
-        order, hits = self._by_visibility
+        order, hits, ties = self._by_visibility
         total = weight.sum()
         return result | {
             "akp_random": chance,
             "akp_skill": metrics.skill(result["gaussian.akp"], chance),
-            "akp_visibility": metrics.keypoint_precision_at(hits, weight[order]),
+            "akp_visibility": metrics.keypoint_precision_at(hits, weight[order], ties),
             "kept_fraction": float(weight @ self.kept / total) if total else float("nan"),
         }
 
@@ -210,10 +210,11 @@ class ResampledMetrics(EvaluatedKeypoints):
         }
 
     @cached_property
-    def _by_visibility(self) -> tuple[Array, list[Array]]:
-        """Order of descending visibility score, and the ranks of the correct keypoints."""
+    def _by_visibility(self) -> tuple[Array, list[Array], Array | None]:
+        """Order of descending visibility score, the ranks of the correct keypoints, and ties."""
         order = metrics.falling_order(self.visibility)
-        return order, metrics.hits_by_threshold(metrics.grade(self.similarity)[order])
+        ties = metrics.ties_of(self.visibility[order])
+        return order, metrics.hits_by_threshold(metrics.grade(self.similarity)[order]), ties
 
     @property
     def coverage(self) -> dict[str, dict[str, Array]]:

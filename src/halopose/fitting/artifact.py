@@ -30,6 +30,7 @@ from halopose.hosts.base import Host, fingerprint
 from halopose.hosts.loading import load_host
 from halopose.hosts.weight_sketch import same_model
 from halopose.keypoints import Keypoints
+from halopose.protocol import CovarianceKind
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
 from halopose.uncertainty.novelty import Novelty
 from halopose.uncertainty.regions import Regions
@@ -190,7 +191,7 @@ class Artifact:
         activations = {activation for level in content["templates"] for _, activation in level}
         if len(content["strides"]) != len(templates):
             raise ValueError("levels and strides differ in number")
-        if not activations <= set(get_args(Activation)) or content["covariance"] not in ("moment", "paper"):
+        if not activations <= set(get_args(Activation)) or content["covariance"] not in get_args(CovarianceKind):
             raise ValueError("unknown activation or covariance")
         gaussian = GaussianCalibration(keypoints)
         students = {

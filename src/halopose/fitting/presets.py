@@ -75,7 +75,8 @@ def _departures(settings: FitSettings) -> Iterator[str]:
     if settings.split_student:
         yield "a Student-t for kept and one for pruned keypoints"
     if settings.covariance != paper.covariance:
-        yield "covariance of the Student-t: second moment, not eq. 17"
+        kind = {"auto": "eq. 17, but the second moment where nu is near 2", "moment": "second moment, not eq. 17"}
+        yield f"covariance of the Student-t: {kind[settings.covariance]}"
     if settings.min_samples:
         yield f"temperatures are blended under {settings.min_samples:g} samples"
     if settings.cells_per_object < paper.cells_per_object:

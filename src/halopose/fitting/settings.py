@@ -127,7 +127,7 @@ class FitSettings:
     region_scales: bool = False
     novelty_images: int = 300
     split_student: bool = True
-    covariance: CovarianceKind = "moment"
+    covariance: CovarianceKind = "auto"
     min_samples: float = 50.0
 
     @property
@@ -159,6 +159,7 @@ class FitSettings:
         """
         given = {
             "match": "oks",  # of artifacts that do not say it
+            "covariance": "moment",
             **content,
             "train": TrainSettings(**content["train"]),
             "head": HeadSettings.from_json(content["head"]),

@@ -134,6 +134,37 @@ def test_monotone_transforms_of_the_confidence_do_not_matter(seed: int) -> None:
         assert average_keypoint_precision(transform(confidence), similarity) == akp
 
 
+@given(SEEDS, st.integers(1, 80))
+def test_ties_share_their_ranks_whatever_the_order(seed: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    confidence, similarity = rng.integers(0, 4, n) / 4, rng.random(n)
+    akp = average_keypoint_precision(confidence, similarity)
+    order = rng.permutation(n)
+    assert average_keypoint_precision(confidence[order], similarity[order]) == pytest.approx(akp, abs=1e-12)
+    # Written out: the m-th correct keypoint of a tie comes at rank m n / h of the tie.
+    each = []
+    for threshold in KS_THRESHOLDS:
+        points, passed, found = [], 0.0, 0
+        for value in np.unique(confidence)[::-1]:
+            correct = similarity[confidence == value] >= threshold
+            points += [
+                (found + m, (found + m) / (passed + m * len(correct) / correct.sum()))
+                for m in range(1, correct.sum() + 1)
+            ]
+            passed, found = passed + len(correct), found + int(correct.sum())
+        recalls = np.linspace(0, 1, 101)
+        best = [max((p for m, p in points if m / found >= recall), default=0) for recall in recalls if found]
+        each.append(np.mean(best or [0]))
+    assert akp == pytest.approx(np.mean(each), abs=1e-12)
+
+
+@given(SEEDS, st.integers(1, 80))
+def test_a_constant_confidence_scores_the_share_of_correct_keypoints(seed: int, n: int) -> None:
+    similarity = np.random.default_rng(seed).random(n)
+    share = np.mean([(similarity >= t).mean() for t in KS_THRESHOLDS])
+    assert average_keypoint_precision(np.zeros(n), similarity) == pytest.approx(share, abs=1e-12)
+
+
 @given(SEEDS, st.integers(0, 60))
 def test_falling_order_keeps_ties_in_order(seed: int, n: int) -> None:
     confidence, _ = random_case(np.random.default_rng(seed), n)

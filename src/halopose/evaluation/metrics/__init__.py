@@ -13,6 +13,7 @@ from halopose.evaluation.metrics.akp import (
     keypoint_precisions,
     random_keypoint_precision,
     skill,
+    ties_of,
 )
 from halopose.evaluation.metrics.curves import (
     LEVELS,
@@ -64,5 +65,6 @@ __all__ = [
     "reliability_curve",
     "rising_order",
     "skill",
+    "ties_of",
     "variance_bins",
 ]

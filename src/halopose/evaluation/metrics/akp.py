@@ -1,6 +1,8 @@
 """Average keypoint precision (AKP): how well a confidence ranks keypoints by correctness (paper, section 4.1).
 
-AKP is the 101-point interpolated AP, averaged over COCO's similarity thresholds.
+AKP is the 101-point interpolated AP, averaged over COCO's similarity thresholds. The correct keypoints of a tie are
+spread evenly over it. The order of the samples then does not matter, and a constant confidence scores the share of
+correct keypoints.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ def average_precision(
     """101-point interpolated AP, equal to pycocotools' accumulation.
 
     Args:
-        confidence: (N,) confidences. Ties keep the given order.
+        confidence: (N,) confidences. Ties keep the given order, as in pycocotools.
         correct: (N,) whether each sample is correct.
         weight: (N,) number of copies of each sample.
         positives: Number of objects to find, if some of them have no sample.
@@ -47,6 +49,12 @@ class _Counts:
         return cls(weight, np.cumsum(weight))
 
 
+def ties_of(confidence: Array) -> Array | None:
+    """Number of the group of equal confidence (N,) of each sample, from sorted confidences; None without ties."""
+    changed = confidence[1:] != confidence[:-1]
+    return None if changed.all() else np.append(0, np.cumsum(changed))
+
+
 def _precision_at(hits: Array, counts: _Counts, positives: int | None = None) -> float:
     """AP of a ranking whose correct samples are at the positions ``hits``."""
     found, ranks = np.cumsum(counts.weight[hits]), counts.cumulative[hits]
@@ -62,6 +70,24 @@ def _precision_at(hits: Array, counts: _Counts, positives: int | None = None) ->
     stretches = np.maximum.reduceat(precision, first[first < len(hits)])
     envelope = np.maximum.accumulate(stretches[::-1])[::-1]
     return float(envelope.sum() / len(_RECALLS))
+
+
+def _precision_with_ties(hits: Array, weight: Array, ties: Array) -> float:
+    """AP of a ranking in which the correct samples of a tie are spread evenly over it.
+
+    The m-th of h correct samples of a tie with n samples has the rank m n / h after all samples before the tie.
+    Precision is monotone within a tie, so its maximum over higher recalls is there or at the end of a tie.
+    """
+    size, correct = np.bincount(ties, weight), np.bincount(ties[hits], weight[hits], int(ties[-1]) + 1)
+    some = np.flatnonzero(correct)
+    if not len(some):
+        return float("nan")
+    found, rank = np.cumsum(correct)[some], np.cumsum(size)[some]
+    needed = _needed(int(found[-1]))
+    own = np.searchsorted(found, needed)
+    place = rank[own] - (found[own] - needed) * (size[some] / correct[some])[own]
+    later = np.maximum.accumulate((found / rank)[::-1])[::-1]
+    return float(np.maximum(needed / place, later[own]).sum() / len(_RECALLS))
 
 
 def _needed(positives: int | Array) -> Array:
@@ -86,13 +112,15 @@ def average_keypoint_precision(
     Returns:
         The AKP. A threshold that no keypoint reaches counts as 0. NaN without keypoints.
     """
+    confidence = np.asarray(confidence)
     if not presorted:
-        order = falling_order(np.asarray(confidence))
-        similarity = np.asarray(similarity)[order]
+        order = falling_order(confidence)
+        confidence, similarity = confidence[order], np.asarray(similarity)[order]
         weight = None if weight is None else np.asarray(weight)[order]
+    ties = ties_of(confidence)
     if weight is None:
-        return float(keypoint_precisions(grade(similarity), np.array([len(similarity)]))[0])
-    return keypoint_precision_at(hits_by_threshold(grade(similarity)), weight)
+        return float(keypoint_precisions(grade(similarity), np.array([len(similarity)]), ties)[0])
+    return keypoint_precision_at(hits_by_threshold(grade(similarity)), weight, ties)
 
 
 def grade(similarity: Array) -> Array:
@@ -100,9 +128,18 @@ def grade(similarity: Array) -> Array:
     return np.searchsorted(KS_THRESHOLDS, similarity, side="right").astype(np.uint8)
 
 
-def keypoint_precisions(grades: Array, sizes: Array) -> Array:
-    """AKP (G,) of G rankings of ``sizes`` (G,) keypoints, concatenated, from their grades (N,)."""
+def keypoint_precisions(grades: Array, sizes: Array, ties: Array | None = None) -> Array:
+    """AKP (G,) of G rankings of ``sizes`` (G,) keypoints, concatenated.
+
+    Args:
+        grades: (N,) grades in descending order of confidence.
+        sizes: (G,) number of keypoints of each ranking.
+        ties: (N,) group of equal confidence, as of ``ties_of``; None if no ranking has ties.
+    """
     ends = np.cumsum(sizes)
+    if ties is not None:
+        bounds = zip(ends - sizes, ends, strict=True)
+        return np.array([_with_ties(grades[low:high], ties[low:high]) for low, high in bounds])
     closed = np.insert(grades, ends, 0)  # a miss after every ranking
     small = np.int32 if len(closed) < 2**31 else np.int64  # half the memory traffic
     begin = np.append(0, ends + np.arange(1, len(sizes) + 1)).astype(small)
@@ -115,6 +152,12 @@ def keypoint_precisions(grades: Array, sizes: Array) -> Array:
         misses, missed = misses.take(left), missed.take(left)
         values[:, number] = _precisions(misses, begin)
     return np.where(sizes > 0, values.mean(1), np.nan)
+
+
+def _with_ties(grades: Array, ties: Array) -> float:
+    """AKP of one ranking with ties, whose groups are numbered by descending confidence."""
+    own = ties - ties.min(initial=0)
+    return keypoint_precision_at(hits_by_threshold(grades), np.ones(len(grades), dtype=np.int64), own)
 
 
 def _precisions(misses: Array, begin: Array) -> Array:
@@ -153,10 +196,18 @@ def hits_by_threshold(grades: Array) -> list[Array]:
     return [np.flatnonzero(grades > number) for number in range(len(KS_THRESHOLDS))]
 
 
-def keypoint_precision_at(hits: list[Array], weight: Array) -> float:
-    """AKP of a ranking from its ``hits_by_threshold``; each keypoint counts ``weight`` (N,) times."""
+def keypoint_precision_at(hits: list[Array], weight: Array, ties: Array | None = None) -> float:
+    """AKP of a ranking from its ``hits_by_threshold``.
+
+    Args:
+        hits: Positions of the correct keypoints at each similarity threshold.
+        weight: (N,) number of copies of each keypoint.
+        ties: (N,) group of equal confidence, as of ``ties_of``.
+    """
     if not weight.any():
         return float("nan")
+    if ties is not None:
+        return float(np.nan_to_num([_precision_with_ties(positions, weight, ties) for positions in hits]).mean())
     counts = _Counts.of(weight)
     return float(np.nan_to_num([_precision_at(positions, counts) for positions in hits]).mean())
 
