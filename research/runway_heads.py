@@ -46,7 +46,7 @@ from halopose.landing.world.dataset_writer import write_dataset
 from halopose.landing.world.footage_style import PAVED
 from halopose.landing.world.scenes import SceneSettings
 from halopose.types import Progress
-from research.runway_detector import WORLDS
+from research.runway_scenes import WORLDS
 
 SEED, UNSEEN = 21, 900  # of scenes to calibrate on; how many the figures are of, in each world
 PLAIN = 1800  # scenes of the plain world to train on
