@@ -129,10 +129,10 @@ def _apart(part: str, options: Options, only: tuple[str, ...]) -> list[Row]:
         status = process.wait()
         watch.cancel()
         errors.seek(0)
-        said = [line.strip() for line in errors if line.strip()]
+        messages = [line.strip() for line in errors if line.strip()]
     if status:
         late = f"not done after {PARTS[part].most_seconds} s"
-        reason = late if status == -signal.SIGKILL else (said or [f"exit status {status}"])[-1]
+        reason = late if status == -signal.SIGKILL else (messages or [f"exit status {status}"])[-1]
         rows.append(Row(f"{part}.unfinished", "", skipped=reason))
         print(as_text(rows[-1]), flush=True)
     return rows

@@ -8,7 +8,7 @@ from typing import Literal
 
 from benchmarks.interleave import Comparison
 
-HEADINGS = ("what", "ours", "peer", "ratio")
+HEADINGS = ("what", "halopose", "peer", "ratio")
 Better = Literal["higher", "lower", ""]
 Unit = Literal["x", "s", "GiB", "images/s", "share"]
 

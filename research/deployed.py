@@ -119,19 +119,17 @@ def row(base: Base, images: list[NamedImage]) -> str:
         model = predict.Model(str(path))
         bare = without_factors(base.peer(Path(name)), model)
     for image in images:
-        ours, framework = model.detect(image.pixels, conf), bare.detect(image.pixels, conf)
+        own, framework = model.detect(image.pixels, conf), bare.detect(image.pixels, conf)
         [torch_poses] = pose.predict(image.pixels, conf=conf)
-        same = len(ours.scores) == len(framework.scores) == len(torch_poses)
+        same = len(own.scores) == len(framework.scores) == len(torch_poses)
         both, others = both + same * len(torch_poses), others + (not same) * len(torch_poses)
         if not same or not len(torch_poses):
             continue
         # Matched by box: random weights give nearly equal scores, whose order differs between runtimes.
-        order = np.abs(ours.boxes[:, None] - torch_poses.boxes).sum(2).argmin(1)
+        order = np.abs(own.boxes[:, None] - torch_poses.boxes).sum(2).argmin(1)
         expected = torch_poses.covariance[order]
-        gap = np.abs(predict.covariances(ours.factors) - expected) / np.abs(expected).max((2, 3), keepdims=True)
-        values = [
-            np.abs(getattr(ours, key) - getattr(framework, key)).max() for key in ("boxes", "keypoints", "scores")
-        ]
+        gap = np.abs(predict.covariances(own.factors) - expected) / np.abs(expected).max((2, 3), keepdims=True)
+        values = [np.abs(getattr(own, key) - getattr(framework, key)).max() for key in ("boxes", "keypoints", "scores")]
         worst = np.maximum(worst, [*values, gap.max()])
     box, keypoint, score, covariance = worst
     return f"{box:12.1e}{keypoint:13.1e}{score:9.1e}{covariance:12.1e}{both:14}{others:9}"

@@ -258,13 +258,13 @@ def asked(extras: str, one: Try, environment: Path, here: Path, inputs: dict[str
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     variables = {**kept, "PATH": f"{programs(environment)}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(words, cwd=here, env=variables, capture_output=True, text=True, check=False)
-    said = done.stderr.strip() or done.stdout.strip()
+    printed = done.stderr.strip() or done.stdout.strip()
     if not one.needs:
         right = done.returncode == 0
-        answer = "works" if right else said[-2000:]
+        answer = "works" if right else printed[-2000:]
     else:
-        right = done.returncode == 2 and said.count("\n") == 0 and one.needs in said
-        answer = said[-2000:] if done.returncode else "works"
+        right = done.returncode == 2 and printed.count("\n") == 0 and one.needs in printed
+        answer = printed[-2000:] if done.returncode else "works"
     return Answer(extras, one.command.replace("{", "").replace("}", ""), answer, right)
 
 

@@ -140,9 +140,9 @@ def where_weights_pay(scene: ReconstructedScene, chosen: Array) -> None:
         ("pruned in another camera, and used all the same", every, seen.used & _another(hidden), -1),
     ]
     for noise in (30.0, 100.0):
-        for said, stated in (("stated", True), ("not stated", False)):
+        for label, stated in (("stated", True), ("not stated", False)):
             worse = worse_camera(gathered, 0, noise, stated=stated)
-            cases.append((f"{noise:.0f} px of noise in cam01, {said}", worse, np.ones_like(hidden), 0))
+            cases.append((f"{noise:.0f} px of noise in cam01, {label}", worse, np.ones_like(hidden), 0))
     print(f"  {'median px of the camera left out':50}{'number':>7}{'alike':>9}{'score':>9}{'sigma':>9}{'robust':>9}")
     for name, data, where, worse_view in cases:
         told, count = [], 0

@@ -39,17 +39,17 @@ def print_parity(pose: UncertainPose, deployed: Deployed, images: list[np.ndarra
     """Largest differences of boxes and keypoints in pixels, and of covariances as a share of their trace."""
     worst, count, missing = np.zeros(3), 0, 0
     for image in images:
-        theirs = deployed.predict(image, Detecting(), "gaussian")
-        ours = pose.predict(image, family="gaussian")[0]
-        missing += abs(len(ours) - len(theirs))
-        if len(ours) != len(theirs) or not len(ours):
+        deployed_poses = deployed.predict(image, Detecting(), "gaussian")
+        own = pose.predict(image, family="gaussian")[0]
+        missing += abs(len(own) - len(deployed_poses))
+        if len(own) != len(deployed_poses) or not len(own):
             continue
-        count += len(ours)
-        trace = np.trace(ours.covariance, axis1=2, axis2=3)[..., None, None]
+        count += len(own)
+        trace = np.trace(own.covariance, axis1=2, axis2=3)[..., None, None]
         parts = (
-            np.abs(ours.boxes - theirs.boxes).max(),
-            np.abs(ours.keypoints - theirs.keypoints).max(),
-            (np.abs(ours.covariance - theirs.covariance) / trace).max(),
+            np.abs(own.boxes - deployed_poses.boxes).max(),
+            np.abs(own.keypoints - deployed_poses.keypoints).max(),
+            (np.abs(own.covariance - deployed_poses.covariance) / trace).max(),
         )
         worst = np.maximum(worst, parts)
     print(f"{len(images)} photographs, {count} detections, {missing} found by one only")

@@ -4,7 +4,7 @@
 
 Simulated films show one person with Student-t errors that are correlated in time, hidden keypoints and outliers. The
 errors of single frames are compared with One-Euro (Casiez et al. 2012), with a Kalman filter of constant noise, and
-with ours. The settings of the first two are the best ones for these films; ours learns from each film. Crossing
+with halopose. The settings of the first two are the best ones for these films; halopose learns from each film. Crossing
 persons test identities. On the four films of ``research.multiview`` the table shows the jitter of hips and shoulders,
 which hardly move, beside the motion of ankles.
 """
@@ -113,7 +113,7 @@ def synthetic(share: float, films: int) -> None:
     held = " ".join(f"{np.mean(squared <= chi2.ppf(level, 2)):.3f}" for level in LEVELS)
     learnt = np.mean([float(one.motion.share) for one in found])
     print(f"share {share:.1f} (learnt {learnt:.2f}): raw {raw:.1f} px, One-Euro {euro:.1f}, constant {kalman:.1f},")
-    print(f"  ours causal {causal:.1f} (-{1 - causal / raw:.0%}), smoothed {smooth:.1f} (-{1 - smooth / raw:.0%})")
+    print(f"  halopose causal {causal:.1f} (-{1 - causal / raw:.0%}), smoothed {smooth:.1f} (-{1 - smooth / raw:.0%})")
     print(f"  NEES {squared.mean():.2f} of 2; inside 50, 90, 95 %: {held}")
 
 
@@ -198,7 +198,7 @@ def real(path: Path) -> None:
         raw = np.array([frames[n].keypoints[row] for n, row in enumerate(one.rows[: len(frames)])])
         smooth = found.poses.keypoints[part]
         tracks = {"frame by frame": raw, "One-Euro (1 Hz, 0.007)": one_euro(raw, 60.0, 1.0, 0.007),
-                  "ours, causal": found.filtered.keypoints[part], "ours, smoothed": smooth}  # fmt: skip
+                  "halopose, causal": found.filtered.keypoints[part], "halopose, smoothed": smooth}  # fmt: skip
         for name, places in tracks.items():
             jitter = np.std(np.diff(places[:, rest], 2, axis=0)) / np.sqrt(6)
             rows.setdefault(name, []).append((float(jitter), lag(places[:, moving], smooth[:, moving])))

@@ -38,9 +38,9 @@ def test_examples_run(
     if test.name == "halopose.fitting.pipeline.fit":
         write_dataset(".", {"train": 6, "val": 6})
         shutil.copy(runway_detector(), "model.safetensors")
-    said: list[str] = []
-    doctest.DocTestRunner(optionflags=doctest.FAIL_FAST).run(test, out=said.append)
-    assert not said, "".join(said)
+    printed: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.FAIL_FAST).run(test, out=printed.append)
+    assert not printed, "".join(printed)
 
 
 @pytest.mark.parametrize("name", [name for name in halopose.__all__ if name != "__version__"])

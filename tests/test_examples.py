@@ -31,9 +31,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.mark.usefixtures("published_base")
 def test_quickstart_is_sure_of_the_face_and_not_of_hidden_knees(run: Callable[..., Any]) -> None:
-    names, said = run("quickstart.py")
-    assert said.count("person with score") == 1
-    lines = {line.split()[0]: line for line in said.splitlines() if " ± " in line}
+    names, printed = run("quickstart.py")
+    assert printed.count("person with score") == 1
+    lines = {line.split()[0]: line for line in printed.splitlines() if " ± " in line}
     assert len(lines) == 17
     assert "pruned" not in lines["nose"]
     assert "pruned" in lines["left_knee"]
@@ -43,8 +43,8 @@ def test_quickstart_is_sure_of_the_face_and_not_of_hidden_knees(run: Callable[..
 
 
 def test_your_own_model_ends_in_an_artifact_that_predicts(run: Callable[..., Any], tmp_path: Path) -> None:
-    names, said = run("your_own_model.py")
-    assert "near left corner at" in said
+    names, printed = run("your_own_model.py")
+    assert "near left corner at" in printed
     artifact = Artifact.load(tmp_path / "your-own-model" / "heads.safetensors")
     assert artifact.fits(names["model"].host)
     assert artifact.card.images.counts() == {"heads": 40, "calibration": 20, "evaluation": 20}
@@ -52,12 +52,12 @@ def test_your_own_model_ends_in_an_artifact_that_predicts(run: Callable[..., Any
 
 def test_a_file_is_scored_by_its_truth(run: Callable[..., Any]) -> None:
     """Overconfident with heavy tails: calibrating helps, and the Student-t helps most."""
-    names, said = run("score_a_file.py")
-    table = {line.split()[0]: [float(value) for value in line.split()[1:]] for line in said.splitlines()[2:5]}
+    names, printed = run("score_a_file.py")
+    table = {line.split()[0]: [float(value) for value in line.split()[1:]] for line in printed.splitlines()[2:5]}
     assert table["student_t"][0] < 0.01 < 0.05 < table["uncalibrated"][0]
     assert table["student_t"][2] < table["gaussian"][2] < table["uncalibrated"][2]
     _, again = run("score_a_file.py", names["predictions"], names["truth"])
-    assert again == said
+    assert again == printed
 
 
 @pytest.mark.usefixtures("published_base")
@@ -68,8 +68,8 @@ def test_a_filter_gains_by_predicted_covariances(run: Callable[..., Any]) -> Non
 
 
 def test_tag_and_chessboard_positions_lie_within_their_covariance(run: Callable[..., Any]) -> None:
-    names, said = run("tag_pose.py")
-    assert said.count("predicted standard deviation") == 6
+    names, printed = run("tag_pose.py")
+    assert printed.count("predicted standard deviation") == 6
     for pose in names["main"]().values():
         error = (pose.tvec - names["TVEC"]) / np.sqrt(np.diag(pose.covariance)[:3])
         assert np.abs(error).max() < 4
@@ -77,8 +77,8 @@ def test_tag_and_chessboard_positions_lie_within_their_covariance(run: Callable[
 
 def test_ros_node_publishes_the_camera_pose(run: Callable[..., Any]) -> None:
     """Without ROS: the message of a drawn frame, whose position is as far off as it says."""
-    names, said = run("ros2_node.py")
-    assert said.count("predicted standard deviation") == 3
+    names, printed = run("ros2_node.py")
+    assert printed.count("predicted standard deviation") == 3
     content = names["main"]()
     scene = names["sample_scene"](5)
     place = np.array([content["pose"]["pose"]["position"][axis] for axis in "xyz"])
@@ -96,8 +96,8 @@ def test_a_deployed_model_equals_its_original(run: Callable[..., Any]) -> None:
 
 
 def test_an_approach_is_flown_with_and_without_satellites(run: Callable[..., Any]) -> None:
-    names, said = run("land_by_camera.py")
-    assert said.count("mean square position error") == 2
+    names, printed = run("land_by_camera.py")
+    assert printed.count("mean square position error") == 2
     assert np.abs(names["error"]).max() < 10 < np.abs(names["alone"].fused - names["alone"].position).max()
 
 

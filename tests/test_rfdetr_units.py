@@ -148,5 +148,5 @@ def test_the_optimum_of_their_loss_is_off_by_the_area(monkeypatch: pytest.Monkey
     assert np.allclose(stated(precision, shape), pixel_covariance(precision, shape), rtol=1e-5)
     assert np.sqrt(stated(precision, shape)[0, 0, 0, 0]) / (true * SIDE) == pytest.approx(share**-0.5, rel=0.05)
     boxes = np.array([[0, 0, SIDE * share, SIDE]])
-    ours = pixel_covariance(precision, shape) * area_share(boxes, shape)[:, None, None, None]
-    assert np.sqrt(ours[0, 0, 0, 0]) == pytest.approx(true * SIDE, rel=0.05)
+    own = pixel_covariance(precision, shape) * area_share(boxes, shape)[:, None, None, None]
+    assert np.sqrt(own[0, 0, 0, 0]) == pytest.approx(true * SIDE, rel=0.05)

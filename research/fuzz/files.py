@@ -285,7 +285,7 @@ def run_command(*words: str) -> Callable[[Path], object]:
             if not stop.code:
                 return out.getvalue()
             if stop.code != 2 or err.getvalue().count("\n") != 1:
-                raise AssertionError(f"exit {stop.code}, said {err.getvalue()!r}") from None
+                raise AssertionError(f"exit {stop.code}, printed {err.getvalue()!r}") from None
             raise HaloposeError(err.getvalue()) from None
         finally:
             sys.argv = before

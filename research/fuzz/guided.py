@@ -79,9 +79,9 @@ def child(target: str, folder: Path, seconds: int, seed: int) -> None:
     counts = {"read": 0, "refused": 0, "faults": 0, "slowest": 0.0}
     known: set[str] = set()
     limit_memory()
-    said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT, 0o644)
+    printed = os.open(folder / "log", os.O_WRONLY | os.O_CREAT, 0o644)
     for stream in (1, 2):
-        os.dup2(said, stream)
+        os.dup2(printed, stream)
 
     def one(data: bytes) -> None:
         (place / file).write_bytes(data)
@@ -208,7 +208,7 @@ def run(target: str, folder: Path, seconds: int, seed: int) -> str:
         (folder / "crash-hang").write_text("ended after waiting")
         process.kill()
     process.join()
-    return (folder / "said").read_text(errors="replace") if (folder / "said").is_file() else ""
+    return (folder / "log").read_text(errors="replace") if (folder / "log").is_file() else ""
 
 
 def main() -> int:
@@ -231,11 +231,11 @@ def main() -> int:
     for number, target in enumerate(given.only or TARGETS):
         folder = kept / str(number)
         folder.mkdir()
-        said = run(target, folder, given.seconds, given.seed)
+        printed = run(target, folder, given.seconds, given.seed)
         found = json.loads((folder / "counts.json").read_text()) if (folder / "counts.json").is_file() else {}
         crashes = sorted(folder.glob("crash-*"))
         bad = found.get("faults", 0) + len(crashes) + (not found)
-        covered = re.findall(r"cov: (\d+)", said)
+        covered = re.findall(r"cov: (\d+)", printed)
         count = found.get("read", 0) + found.get("refused", 0)
         cases, faults = cases + count, faults + bad
         branches, slowest = int(covered[-1]) if covered else 0, f"{found.get('slowest', 0):.1f} s"
@@ -246,7 +246,7 @@ def main() -> int:
                 f"    {path.with_suffix('')}: {path.read_text() if path.suffix == '.txt' else 'crash, hang or memory'}"
             )
         if not found:
-            print(said[-2000:])
+            print(printed[-2000:])
     print(f"{'all':18}{cases:9}{'':18}{faults:9}")
     return int(faults > 0)
 

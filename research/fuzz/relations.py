@@ -153,7 +153,7 @@ def damaged_scene(folder: Path, rng: random.Random) -> None:
 
 def read_scene(folder: Path) -> object:
     """Run the whole command and read its output."""
-    said = run_command("--quiet", "triangulate", "@/scene.toml", "@/scene.json", "-o", "@/scene", "--rate", "30")(
+    printed = run_command("--quiet", "triangulate", "@/scene.toml", "@/scene.json", "-o", "@/scene", "--rate", "30")(
         folder
     )
     with (folder / "scene" / "scene.csv").open() as file:
@@ -163,7 +163,7 @@ def read_scene(folder: Path) -> object:
     for path in folder.glob("scene/*.c3d"):
         if path.read_bytes()[1:2] != b"\x50" or path.stat().st_size % 512:
             raise Wrong(f"{path.name} is no whole C3D file")
-    return said
+    return printed
 
 
 READERS = (

@@ -133,10 +133,10 @@ def test_distances_give_the_same_fit_as_residuals() -> None:
     residual = torch.randn(50, 3, 2, dtype=torch.float64, generator=generator)
     factors = torch.diag_embed(torch.rand(50, 3, 2, dtype=torch.float64, generator=generator) + 0.1)
     labelled = torch.rand(50, 3, generator=generator) < 0.6
-    ours = Sample.of_distances(Gaussian(factors).mahalanobis(residual), labelled)
+    actual = Sample.of_distances(Gaussian(factors).mahalanobis(residual), labelled)
     expected = Sample.of(residual, factors, labelled)
-    assert torch.equal(ours.mahalanobis, expected.mahalanobis)
-    assert torch.equal(ours.weight, expected.weight)
+    assert torch.equal(actual.mahalanobis, expected.mahalanobis)
+    assert torch.equal(actual.weight, expected.weight)
 
 
 def test_effective_samples_are_kishs() -> None:
@@ -219,7 +219,7 @@ def test_no_samples_at_all_is_an_error(calibration: type[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("residual", "factors", "said"),
+    ("residual", "factors", "printed"),
     [
         ((5, 2), (5, 2, 2), [r"\(N, K, 2\)", r"\(5, 2\)", r"\(5, 2, 2\)"]),
         ((5, 3, 3), (5, 3, 2, 2), [r"\(N, K, 2\)", r"\(5, 3, 3\)"]),
@@ -229,11 +229,11 @@ def test_no_samples_at_all_is_an_error(calibration: type[Any]) -> None:
     ],
 )
 def test_wrong_shapes_name_expected_and_received(
-    residual: tuple[Any, ...], factors: tuple[int, ...], said: list[str]
+    residual: tuple[Any, ...], factors: tuple[int, ...], printed: list[str]
 ) -> None:
     with pytest.raises(HaloposeError) as caught:
         GaussianCalibration(3).fit(torch.ones(residual), torch.ones(factors))
-    for pattern in said:
+    for pattern in printed:
         assert caught.match(pattern)
 
 

@@ -388,11 +388,11 @@ def test_system_errors_are_one_line_and_debug_shows_the_traceback(
         raise error
 
     monkeypatch.setattr("halopose.data.synthetic_poses.synthesize", fail)
-    code, said = run_main(monkeypatch, capsys, "synthesize", "-o", tmp_path)
+    code, printed = run_main(monkeypatch, capsys, "synthesize", "-o", tmp_path)
     assert code == 2
-    assert said.startswith(f"halopose: {type(error).__name__}: ")
-    assert said.endswith("(--debug shows where)\n")
-    assert said.count("\n") == 1
+    assert printed.startswith(f"halopose: {type(error).__name__}: ")
+    assert printed.endswith("(--debug shows where)\n")
+    assert printed.count("\n") == 1
     monkeypatch.setattr(sys, "argv", ["halopose", "synthesize", "-o", str(tmp_path), "--debug"])
     with pytest.raises(type(error)):
         main()

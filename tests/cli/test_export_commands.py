@@ -57,9 +57,9 @@ def test_a_model_goes_out_and_is_used(
         assert run(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *source, *options)[0] == 0
         results.append(json.loads((tmp_path / name / "predictions.json").read_text()))
     assert len(results[0]) == len(results[1]) > 2
-    for ours, theirs in zip(*results, strict=True):
-        assert np.allclose(ours["keypoints"], theirs["keypoints"], atol=0.02)
-        assert np.allclose(ours["covariance"], theirs["covariance"], rtol=1e-2, atol=1e-3 * np.max(ours["covariance"]))
+    for own, theirs in zip(*results, strict=True):
+        assert np.allclose(own["keypoints"], theirs["keypoints"], atol=0.02)
+        assert np.allclose(own["covariance"], theirs["covariance"], rtol=1e-2, atol=1e-3 * np.max(own["covariance"]))
 
     data = work / "data.yaml"
     calibrate = ("calibrate", data, "--deployed", out, "--split", "other")
@@ -156,9 +156,9 @@ def test_models_have_names_and_their_alarms_go_out(
         code, _, error = run(monkeypatch, capsys, *predict)
         assert code == 0, error
         results.append(json.loads((tmp_path / name / "predictions.json").read_text()))
-    for ours, theirs in zip(*results, strict=True):
-        assert ours["novelty"] == pytest.approx(theirs["novelty"], abs=0.01)
-        assert ours["in_distribution"] == theirs["in_distribution"]
+    for own, theirs in zip(*results, strict=True):
+        assert own["novelty"] == pytest.approx(theirs["novelty"], abs=0.01)
+        assert own["in_distribution"] == theirs["in_distribution"]
     assert results[0]
 
 

@@ -237,11 +237,11 @@ def test_a_camera_of_ones_own_is_adapted_to(
     """Annotated images instead of a feature cache; --offset adds means and does not change keypoints."""
     heads = *base(work), "--artifact", work / "a.safetensors"
     run("calibrate", work / "data.yaml", *heads, "--split", "test", "-o", tmp_path / "plain.safetensors")
-    said = run(
+    printed = run(
         "calibrate", work / "data.yaml", *heads, "--split", "test", "--offset", "-o", tmp_path / "own.safetensors"
     )
-    assert "temperature" in said
-    assert "calibrate without --offset" in said
+    assert "temperature" in printed
+    assert "calibrate without --offset" in printed
     plain, own = (Artifact.load(tmp_path / f"{name}.safetensors") for name in ("plain", "own"))
     assert plain.calibrations.offset is None
     assert own.card.images == plain.card.images

@@ -35,9 +35,9 @@ def test_track_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[st
     made = synthesize_film(Film(frames=40, persons=2))
     path = write(tmp_path / "predictions.json", {"clip": made.frames})
     run("track", path, "--rate", "30", "-o", tmp_path / "out")
-    said = capsys.readouterr().out
-    assert "2 tracks in 40" in said
-    assert "error variance" in said
+    printed = capsys.readouterr().out
+    assert "2 tracks in 40" in printed
+    assert "error variance" in printed
     entries = json.loads((tmp_path / "out" / "tracks.json").read_text())
     assert {entry["track_id"] for entry in entries} == {1, 2}
     assert (tmp_path / "out" / "tracks.csv").read_text().startswith("frame,time,track_id")
@@ -80,12 +80,12 @@ def test_triangulate_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixt
         "-o",
         tmp_path / "scene",
     )
-    said = capsys.readouterr().out
-    assert "1 person in 20 frames" in said
-    assert "predicted from the others" in said
+    printed = capsys.readouterr().out
+    assert "1 person in 20 frames" in printed
+    assert "predicted from the others" in printed
     written = {file.name for file in (tmp_path / "scene").iterdir()}
     assert written == {"scene.csv", "scene.html", "person_1.trc", "person_1.c3d"}
-    assert "25 frames" in said
+    assert "25 frames" in printed
     wrong = (("1,2", "takes 4 numbers"), ("x", "takes whole frames"), (f"0,{'9' * 20},0,0", "takes whole frames"))
     for offsets, message in wrong:
         with pytest.raises(HaloposeError, match=message):
@@ -101,10 +101,10 @@ def test_films_of_other_names_are_taken_as_they_appear(tmp_path: Path, capsys: p
     films = {name: film(view, [walk(6)], n) for n, (name, view) in enumerate(zip(names, views, strict=True))}
     path = write(tmp_path / "all.json", films)
     run("triangulate", tmp_path / "cameras.toml", path, "--rate", "30", "-o", tmp_path / "scene")
-    said = capsys.readouterr().out
-    assert "north of cam0, south of cam1, east of cam2, west of cam3" in said.replace("\n", " ")
-    assert "1 person in 6 frames" in said
-    assert "25 frames" not in said
+    printed = capsys.readouterr().out
+    assert "north of cam0, south of cam1, east of cam2, west of cam3" in printed.replace("\n", " ")
+    assert "1 person in 6 frames" in printed
+    assert "25 frames" not in printed
     path = write(tmp_path / "some.json", {("cam3" if name == "north" else name): f for name, f in films.items()})
     with pytest.raises(HaloposeError, match="camera cam0"):
         run("triangulate", tmp_path / "cameras.toml", path, "-o", tmp_path / "scene")

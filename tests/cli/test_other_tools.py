@@ -53,8 +53,8 @@ def test_convert_to_labels_and_sigmas(tmp_path: Path) -> None:
     for number in (1, 2):
         write_table(film(40, number, noise=True), tmp_path / f"{number}.csv")
         run("convert", tmp_path / f"{number}.csv", "-o", tmp_path / f"{number}.json", "--labels")
-    said = run("sigmas", tmp_path / "1.json", tmp_path / "2.json")
-    assert "--sigmas" in said
-    assert "repeated labels" in said
-    said = run("sigmas", tmp_path / "1.json", "--predictions", tmp_path / "2.csv")
-    assert "residuals" in said
+    printed = run("sigmas", tmp_path / "1.json", tmp_path / "2.json")
+    assert "--sigmas" in printed
+    assert "repeated labels" in printed
+    printed = run("sigmas", tmp_path / "1.json", "--predictions", tmp_path / "2.csv")
+    assert "residuals" in printed

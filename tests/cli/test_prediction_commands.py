@@ -327,18 +327,18 @@ def test_quiet_prints_nothing_and_models_are_listed(work: Path, tmp_path: Path) 
 def novel(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The artifact with novelty."""
     path = tmp_path_factory.mktemp("novel") / "n.safetensors"
-    said = run("novelty", work / "data.yaml", *base(work), "--artifact", work / "a.safetensors", "-o", path)
-    assert said.endswith(f"14 images, calibrated on 5 -> {path}\n")
+    printed = run("novelty", work / "data.yaml", *base(work), "--artifact", work / "a.safetensors", "-o", path)
+    assert printed.endswith(f"14 images, calibrated on 5 -> {path}\n")
     return path
 
 
 def test_calibrating_anew_ranks_novelty_among_the_same_images(work: Path, novel: Path, tmp_path: Path) -> None:
-    said = run("calibrate", work / "data.yaml", *base(work), "--artifact", novel, "--split", "test",
+    printed = run("calibrate", work / "data.yaml", *base(work), "--artifact", novel, "--split", "test",
                "-o", tmp_path / "c.safetensors")  # fmt: skip
     before, after = Artifact.load(novel), Artifact.load(tmp_path / "c.safetensors")
     assert before.novelty is not None
     assert after.novelty is not None
-    assert f"refer to {len(after.novelty.known)} detections" in said
+    assert f"refer to {len(after.novelty.known)} detections" in printed
     assert list(present(after.card.novelty).calibration) == sorted(after.card.images.of("calibration"))
     assert not set(present(after.card.novelty).calibration) & set(present(before.card.novelty).calibration)
     assert torch.equal(before.novelty.centre, after.novelty.centre)  # what was fitted stays
@@ -363,13 +363,13 @@ def test_predict_flags_out_of_distribution_detections(
     work: Path, novel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = "predict", ASSETS / "bus.jpg", *base(work), "--alarm", 0.5
-    said = run(*arguments, "--artifact", novel, "-o", tmp_path, "--monitor", 0.01)
-    assert "no alarm of 1" in said
+    printed = run(*arguments, "--artifact", novel, "-o", tmp_path, "--monitor", 0.01)
+    assert "no alarm of 1" in printed
     entries = json.loads((tmp_path / "predictions.json").read_text())
     flagged = [entry for entry in entries if not entry["in_distribution"]]
     assert all((entry["novelty"] <= 0.5) == (entry in flagged) for entry in entries)
     assert all(0 < entry["image_novelty"] <= 1 for entry in entries)
-    assert f"{len(flagged)} out of distribution" in said
+    assert f"{len(flagged)} out of distribution" in printed
     error = refused(monkeypatch, capsys, *arguments, "--artifact", work / "a.safetensors", "-o", tmp_path / "no")
     assert "halopose novelty" in error
 
@@ -377,15 +377,15 @@ def test_predict_flags_out_of_distribution_detections(
 def test_evaluate_under_shift(work: Path, novel: Path, tmp_path: Path) -> None:
     how = "--split", "test", "--bootstrap", 0, "--pictures", 0
     shift = "--shift", "--kinds", "blur", "--against", work / "data.yaml"
-    said = run("evaluate", work / "data.yaml", *base(work), "--artifact", novel, *how, *shift, "-o", tmp_path)
+    printed = run("evaluate", work / "data.yaml", *base(work), "--artifact", novel, *how, *shift, "-o", tmp_path)
     steps = json.loads((tmp_path / "shift.json").read_text())["rows"]
     assert [(row["name"], row["severity"]) for row in steps] == [
         ("unchanged", 0), ("blur", 1), ("blur", 3), ("blur", 5), ("data", 0)
     ]  # fmt: skip
-    assert "| blur 5 |" in said
+    assert "| blur 5 |" in printed
     alarms = json.loads((tmp_path / "metrics.json").read_text())["novelty"]
     assert alarms["images"]["count"] == 6
-    assert re.search(r"alarms at 5 %: .* detections .* images", said)
+    assert re.search(r"alarms at 5 %: .* detections .* images", printed)
     assert "Out-of-distribution alarms" in (tmp_path / "report.html").read_text()
     assert "</html>" in (tmp_path / "shift.html").read_text()
 
@@ -421,8 +421,8 @@ def test_json_of_a_film_holds_its_frame_rate(work: Path, tmp_path: Path) -> None
     heads = *base(work), "--artifact", work / "a.safetensors"
     run("predict", small_film(tmp_path / "clip.mp4"), *heads, "-o", tmp_path / "out", "--no-pictures")
     assert not (tmp_path / "out" / "clip.mp4").exists()
-    said = run("track", tmp_path / "out" / "predictions.json", "-o", tmp_path / "tracks")
-    assert "--rate" not in said
+    printed = run("track", tmp_path / "out" / "predictions.json", "-o", tmp_path / "tracks")
+    assert "--rate" not in printed
     assert read_frames(tmp_path / "out" / "predictions.json")[2] == 10
 
 

@@ -112,9 +112,9 @@ def test_predictions_without_covariances_get_them_from_scores(files: Path, tmp_p
 
 def test_features_are_used_only_if_held_out_images_improve(files: Path, tmp_path: Path) -> None:
     features = "--features", "score,size,visibility"
-    said = run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "a.json", *features)
+    printed = run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "a.json", *features)
     assert "dispersion" not in content_of(tmp_path / "a.json")
-    assert "not used" in said
+    assert "not used" in printed
     entries = content_of(files / "predictions.json")
     for entry in entries:  # in a unit that depends on the box
         share = entry["bbox"][2] * entry["bbox"][3] / 1e6

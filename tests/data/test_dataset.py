@@ -92,7 +92,7 @@ def test_layout_of_the_data_overrides_that_of_the_model(tmp_path: Path) -> None:
     assert load_dataset(path, "train").layout == Keypoints.of(3, names="abc", sigmas=(0.1, 0.2, 0.3))
     whole = load_dataset(path, "train").records[0].read()[1].area
     assert np.allclose(loud.records[0].read()[1].area, whole / 2)
-    other = Keypoints.of(4, sigmas=(0.5, 0.6, 0.7, 0.8))  # of a model that does not fit, which is said elsewhere
+    other = Keypoints.of(4, sigmas=(0.5, 0.6, 0.7, 0.8))  # of a model that does not fit, which is refused elsewhere
     assert load_dataset(path, "train", otherwise=other).layout == load_dataset(path, "train").layout
 
 

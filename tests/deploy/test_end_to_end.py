@@ -47,8 +47,8 @@ def test_detections_equal_those_of_the_topk_form(kind: str, family: Family, tmp_
         assert (found.keep == wanted.keep).mean() > 0.99
         same = found.keep == wanted.keep
         for part in ("covariance", "scale"):
-            ours, theirs = (getattr(poses, part)[same] for poses in (found, wanted))
-            assert (np.abs(ours - theirs) <= 1e-4 * np.trace(theirs, axis1=1, axis2=2)[:, None, None]).all()
+            own, theirs = (getattr(poses, part)[same] for poses in (found, wanted))
+            assert (np.abs(own - theirs) <= 1e-4 * np.trace(theirs, axis1=1, axis2=2)[:, None, None]).all()
     with pytest.raises(predict.Problem, match="exported for"):
         models[1].predict(photograph("bus.jpg"), 0.1, family=family)
     with pytest.raises(HaloposeError, match="as topk"):

@@ -79,13 +79,13 @@ def test_an_alarm_needs_novelty(
         write_model(build(host, artifact), tmp_path / "model.onnx")
         given_ = [str(tmp_path / "fog.npy"), "--model", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out")]
         code = predict.main([*given_, "--conf", "0.05", "--alarm", "0.05"])
-        said = capsys.readouterr()
+        printed = capsys.readouterr()
         if artifact.novelty is None:
-            assert (code, said.err.count("\n")) == (2, 1)
-            assert "halopose novelty" in said.err
+            assert (code, printed.err.count("\n")) == (2, 1)
+            assert "halopose novelty" in printed.err
         else:
             assert code == 0
-            assert "unlike anything seen" in said.out
+            assert "unlike anything seen" in printed.out
 
 
 @given(st.integers(0, 2**31), st.integers(1, 3))

@@ -47,14 +47,14 @@ def test_rows_of_others_are_added(
     (tmp_path / "t.json").write_text(json.dumps(truth))
     (tmp_path / "p.json").write_text(json.dumps(results))
     page, rows = tmp_path / "page.md", tmp_path / "rows.json"
-    run("leaderboard", tmp_path / "t.json", f"ours={tmp_path / 'p.json'}", "-o", page, "--rows", rows, "--cost", "1")
+    run("leaderboard", tmp_path / "t.json", f"first={tmp_path / 'p.json'}", "-o", page, "--rows", rows, "--cost", "1")
     first = read_rows(rows)[0]
-    assert first.name == "ours"
+    assert first.name == "first"
     assert 0.9 < first.held < 1
     assert first.auroc > 0.5
     run("leaderboard", tmp_path / "t.json", rows, f"again={tmp_path / 'p.json'}", "-o", page)
     assert page.read_text().count("\n") == 4
-    assert all(f"| {name} |" in page.read_text() for name in ("ours", "again"))
+    assert all(f"| {name} |" in page.read_text() for name in ("first", "again"))
     assert "NAME=FILE" in refused(monkeypatch, capsys, "leaderboard", tmp_path / "t.json", tmp_path / "p.json")
     rows.write_text('{"format": "halopose-leaderboard-1", "rows": [{}]}')
     with pytest.raises(HaloposeError, match="damaged"):

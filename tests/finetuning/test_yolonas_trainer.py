@@ -158,7 +158,7 @@ def test_cell_weights_enter_the_means() -> None:
     scores = torch.rand(6, 1, generator=generator)
     scores[2] = 0
     given: dict[str, Any] = {"assigned_scores": scores, "assigned_scores_sum": 2.0}
-    (plain, ours), (weighted, alike) = (
+    (plain, own), (weighted, alike) = (
         (
             criterion()._keypoint_loss(**terms, **more)[0],
             criterion(PoksYoloNASLoss)._keypoint_loss(**terms, **more)[0],
@@ -166,9 +166,9 @@ def test_cell_weights_enter_the_means() -> None:
         for more in ({}, given)
     )
     assert plain != weighted
-    assert float(ours) == pytest.approx(poks_by_hand(terms), abs=1e-5)
+    assert float(own) == pytest.approx(poks_by_hand(terms), abs=1e-5)
     assert float(alike) == pytest.approx(poks_by_hand(terms | given), abs=1e-5)
-    assert ours != alike
+    assert own != alike
 
 
 @pytest.mark.parametrize("seen", [None, [0, 0, 0, 0]])

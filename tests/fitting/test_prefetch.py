@@ -34,11 +34,11 @@ def tasks(pictures: Dataset) -> list[Task]:
 def same(found: list[Reading], expected: list[Reading]) -> None:
     assert [reading.state for reading in found] == [reading.state for reading in expected]
     assert [reading.skipped for reading in found] == [reading.skipped for reading in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.view is None) == (theirs.view is None)
-        if ours.view is not None and theirs.view is not None:
-            assert np.array_equal(ours.view.pixels, theirs.view.pixels)
-            assert (ours.view.box, ours.view.shape, ours.view.imgsz) == (
+    for own, theirs in zip(found, expected, strict=True):
+        assert (own.view is None) == (theirs.view is None)
+        if own.view is not None and theirs.view is not None:
+            assert np.array_equal(own.view.pixels, theirs.view.pixels)
+            assert (own.view.box, own.view.shape, own.view.imgsz) == (
                 theirs.view.box,
                 theirs.view.shape,
                 theirs.view.imgsz,
@@ -63,14 +63,14 @@ def test_images_and_labels_are_mirrored_together(
     plain = [reading.view for reading in read_ahead(READER, tasks(pictures)[:3], 0, 1)]
     mirrored = [(shipped_data.Mirrored.of(record), size) for record, size in tasks(pictures)[:3]]
     for reading, theirs in zip(read_ahead(READER, mirrored, processes, 4, 64, held=3), plain, strict=True):
-        ours = reading.view
-        assert ours is not None
+        own = reading.view
+        assert own is not None
         assert theirs is not None
-        assert np.array_equal(ours.pixels, theirs.pixels[:, ::-1])
+        assert np.array_equal(own.pixels, theirs.pixels[:, ::-1])
         left, top, right, bottom = theirs.objects.boxes.T
         width = theirs.shape[1]
-        assert np.array_equal(ours.objects.boxes, np.stack([width - right, top, width - left, bottom], 1))
-        assert np.array_equal(ours.objects.labelled, theirs.objects.labelled[:, [0, 2, 1]])
+        assert np.array_equal(own.objects.boxes, np.stack([width - right, top, width - left, bottom], 1))
+        assert np.array_equal(own.objects.labelled, theirs.objects.labelled[:, [0, 2, 1]])
 
 
 @pytest.mark.parametrize("depth", [4, 9, 17])

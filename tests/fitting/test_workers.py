@@ -143,7 +143,7 @@ def test_a_full_disk_behind_the_model_is_a_one_line_error(
 
 @given(st.integers(0, 60), st.integers(1, 9))
 def test_parts_share_all_shards_out(shards: int, parts: int) -> None:
-    taken = Counter(number for part in range(parts) for number in WorkerPool(part=part, parts=parts).ours(shards))
+    taken = Counter(number for part in range(parts) for number in WorkerPool(part=part, parts=parts).own_shards(shards))
     assert taken == Counter(range(shards))
 
 

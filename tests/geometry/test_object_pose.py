@@ -44,11 +44,11 @@ def test_equal_weights_equal_opencv(name: str) -> None:
         _, rvec, tvec = cv2.solvePnP(points, pixels, CAMERA.matrix, lens, flags=cv2.SOLVEPNP_SQPNP)
         rvec, tvec = cv2.solvePnPRefineLM(points, pixels, CAMERA.matrix, lens, rvec, tvec)
         pose = solve_pnp(points, pixels, 0.3**2, CAMERA)
-        found, ours, at = pose.opencv
+        found, own, at = pose.opencv
         assert found
         deviation = np.sqrt(np.diag(pose.covariance))
         assert np.abs((at - tvec)[:, 0] / deviation[:3]).max() < 1e-2
-        assert np.abs((ours - rvec)[:, 0] / deviation[3:]).max() < 1e-2
+        assert np.abs((own - rvec)[:, 0] / deviation[3:]).max() < 1e-2
 
 
 @pytest.mark.parametrize("name", OBJECTS)

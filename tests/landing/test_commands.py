@@ -81,22 +81,22 @@ def test_sensors_are_left_out_and_have_outages_by_name() -> None:
 
 
 def test_flight_is_written_and_summarised(land: Callable[..., Any]) -> None:
-    log, said = land("simulate", "--outage", "gnss:20-60")
+    log, printed = land("simulate", "--outage", "gnss:20-60")
     assert log["summary"]["trusted"] >= 0.8 * log["summary"]["frames"]
     assert log["sensors"]["gnss"]["outages"] == [[20.0, 60.0]]
-    assert "landing.html" in said
-    assert "landing.webp" not in said
+    assert "landing.html" in printed
+    assert "landing.webp" not in printed
 
 
 def test_positions_are_written_for_others(land: Callable[..., Any], tmp_path: Path) -> None:
     viewer = find_spec("rerun") is not None  # which Python 3.10 does not have
-    log, said = land("simulate", "--write", "csv, mcap,rerun" if viewer else "csv, mcap")
+    log, printed = land("simulate", "--write", "csv, mcap,rerun" if viewer else "csv, mcap")
     with (tmp_path / "positions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["x_m"]) for row in rows] == [frame["fused"]["position"][0] for frame in log["frames"]]
     assert (tmp_path / "positions.mcap").read_bytes().startswith(b"\x89MCAP")
     assert not viewer or (tmp_path / "landing.rrd").stat().st_size > 1000
-    assert "positions.mcap" in said
+    assert "positions.mcap" in printed
 
 
 def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any], tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any],
         "--attitude",
         there / "attitude.csv",
     )
-    recorded, said = land("replay", "--frames", there / "video.mp4", *named, *files, "--write", "csv")
+    recorded, printed = land("replay", "--frames", there / "video.mp4", *named, *files, "--write", "csv")
     assert recorded["summary"]["frames"] == simulated["summary"]["frames"]
     assert recorded["summary"]["trusted"] >= simulated["summary"]["trusted"] - 1
     last = [log["frames"][-1]["fused"]["position"] for log in (simulated, recorded)]
     np.testing.assert_allclose(last[1], last[0], atol=3.0)  # it begins elsewhere: at the first GNSS fixes
-    assert "positions.csv" in said
+    assert "positions.csv" in printed
     with (tmp_path / "positions.csv").open(newline="") as file:
         assert all(37.5 < float(row["latitude_deg"]) < 37.7 for row in csv.DictReader(file))
 
@@ -197,12 +197,12 @@ def test_an_out_of_distribution_recording_is_reported(land: Callable[..., Any], 
         there / "attitude.csv",
     )
     film = "--frames", there / "video.mp4", *named, "--gnss", there / "gnss.csv"
-    log, said = land("replay", *film, model=Strange(LandingSettings(rate=0.1), START))
+    log, printed = land("replay", *film, model=Strange(LandingSettings(rate=0.1), START))
     assert log["summary"]["trusted"] == 0
-    assert "--alarm 0 --widen" in said
-    log, said = land("replay", *film, "--alarm", "0", model=Strange(LandingSettings(rate=0.1), START))
+    assert "--alarm 0 --widen" in printed
+    log, printed = land("replay", *film, "--alarm", "0", model=Strange(LandingSettings(rate=0.1), START))
     assert log["summary"]["trusted"] > 0
-    assert "--widen" not in said
+    assert "--widen" not in printed
 
 
 def test_logs_in_other_units_are_reported(land: Callable[..., Any], tmp_path: Path) -> None:
@@ -212,9 +212,9 @@ def test_logs_in_other_units_are_reported(land: Callable[..., Any], tmp_path: Pa
     text = (there / "attitude.csv").read_text()
     (there / "attitude.csv").write_text(text.replace("_rad", "_deg"))
     files = "--frames", there / "video.mp4", "--camera", there / "camera.yaml", "--runway", there / "runway.json"
-    log, said = land("replay", *files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv")
+    log, printed = land("replay", *files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv")
     assert log["summary"]["trusted"] == 0
-    assert "units of the logs" in said
+    assert "units of the logs" in printed
     (there / "attitude.csv").write_text(text)
     assert (
         "units of the logs"
@@ -236,11 +236,11 @@ def test_a_parallel_runway_makes_detections_ambiguous(land: Callable[..., Any], 
 
 
 def test_nothing_detected_is_a_flight_too(land: Callable[..., Any]) -> None:
-    log, said = land("simulate", model=Blind())
+    log, printed = land("simulate", model=Blind())
     assert log["summary"]["runway_detected"] == log["summary"]["trusted"] == 0
     assert log["summary"]["root_mean_square_error"]["x"]["vision"] is None
     assert log["summary"]["root_mean_square_error"]["x"]["fused"] < 10
-    assert "nan" not in said
+    assert "nan" not in printed
 
 
 def test_a_camera_alone_flies_on(land: Callable[..., Any]) -> None:
@@ -318,8 +318,8 @@ def test_land_without_a_command_simulates(
     (tmp_path / "config.yaml").write_text(
         f"land:\n  simulate:\n    rate: 0.1\n    animation: false\n    output: {tmp_path / 'default'}\n"
     )
-    said = run("--config", tmp_path / "config.yaml", "land")
-    assert "land simulate" in said.splitlines()[0]
+    printed = run("--config", tmp_path / "config.yaml", "land")
+    assert "land simulate" in printed.splitlines()[0]
     assert json.loads((tmp_path / "default" / "log.json").read_text())["summary"] == log["summary"]
     (tmp_path / "config.yaml").write_text("land: {rate: 1}")
     assert "simulate" in refused(monkeypatch, capsys, "--config", tmp_path / "config.yaml", "land")
@@ -353,8 +353,8 @@ def test_a_world_is_drawn_and_read_back(
     monkeypatch.setattr(
         "halopose.landing.world.dataset_writer.render_scene", lambda scene: np.zeros((384, 640, 3), np.uint8)
     )
-    said = run("world", "-o", tmp_path, "--images", 2, "--weather", "fog, clear", "--seed", 3, "--png")
-    assert said == f"2 fog, 2 clear -> {tmp_path / 'data.yaml'}\n"
+    printed = run("world", "-o", tmp_path, "--images", 2, "--weather", "fog, clear", "--seed", 3, "--png")
+    assert printed == f"2 fog, 2 clear -> {tmp_path / 'data.yaml'}\n"
     for split in ("fog", "clear"):
         dataset = load_dataset(tmp_path / "data.yaml", split)
         assert [len(record.objects) > 0 for record in dataset.records] == [True, True]

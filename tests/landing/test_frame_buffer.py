@@ -33,8 +33,8 @@ def test_images_come_back_as_they_were_but_for_compression() -> None:
     buffer = FrameBuffer(3)
     for picture in pictures:
         buffer.add(picture)
-    for ours, theirs in zip(buffer, pictures, strict=True):
-        assert np.abs(ours.astype(int) - theirs).mean() < 1
+    for own, theirs in zip(buffer, pictures, strict=True):
+        assert np.abs(own.astype(int) - theirs).mean() < 1
     assert len(buffer[1:]) == 2
     with pytest.raises(IndexError):
         buffer[3]

@@ -171,7 +171,7 @@ def test_equal_to_pycocotools(keypoints: int, seed: int) -> None:
     assert predictions.class_ids is not None
     pairs = candidate_pairs(predictions, truth)
 
-    ours = dict.fromkeys(evaluation.ious, 0)
+    own = dict.fromkeys(evaluation.ious, 0)
     for image, category, rank, slot, oks in zip(
         predictions.image_ids[pairs.detection],
         predictions.class_ids[pairs.detection],
@@ -181,8 +181,8 @@ def test_equal_to_pycocotools(keypoints: int, seed: int) -> None:
         strict=True,
     ):
         assert evaluation.ious[image, category][rank, slot] == oks  # to the last bit
-        ours[image, category] += 1
-    assert ours == {key: np.size(value) for key, value in evaluation.ious.items()}
+        own[image, category] += 1
+    assert own == {key: np.size(value) for key, value in evaluation.ious.items()}
 
     for area_range in evaluation.params.areaRng:
         outside = (truth.area < area_range[0]) | (truth.area > area_range[1])
@@ -373,10 +373,10 @@ def test_no_objects_no_true_pairs() -> None:
 def test_keypoint_similarity_is_eq_20(seed: int) -> None:
     rng = np.random.default_rng(seed)
     residual, area = rng.normal(size=(4, 17, 2)) * 20, rng.uniform(10, 1e5, 4)
-    ours = keypoint_similarity(residual, area, 2 * COCO_SIGMAS)
+    own = keypoint_similarity(residual, area, 2 * COCO_SIGMAS)
     for i, k in np.ndindex(4, 17):
         r, kappa = residual[i, k], 2 * COCO_SIGMAS[k]
-        assert ours[i, k] == pytest.approx(np.exp(-(r @ r) / (2 * area[i] * kappa**2)), rel=1e-12, abs=1e-300)
+        assert own[i, k] == pytest.approx(np.exp(-(r @ r) / (2 * area[i] * kappa**2)), rel=1e-12, abs=1e-300)
 
 
 # --- matching by box ----------------------------------------------------------------------------------------------

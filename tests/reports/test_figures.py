@@ -15,14 +15,14 @@ from tests.helpers.evaluations import real_scores
 
 def test_one_run_and_several(tmp_path: Path) -> None:
     scores = real_scores()
-    draw_figure({"ours": scores}, tmp_path / "one.svg")
+    draw_figure({"before": scores}, tmp_path / "one.svg")
     text = (tmp_path / "one.svg").read_text()
     for title in ("Coverage of ellipses", "Reliability of variances", "Q-Q", "as given (ACE", "Gaussian", "Student-t"):
         assert title in text
-    draw_figure({"ours": scores, "theirs": scores}, tmp_path / "b" / "two.svg", keypoint=scores.keypoint_names[0])
+    draw_figure({"before": scores, "after": scores}, tmp_path / "b" / "two.svg", keypoint=scores.keypoint_names[0])
     text = (tmp_path / "b" / "two.svg").read_text()
     assert text.count("(ACE") == 2
-    assert f"ours (ACE {scores.student_t.ace:.4f})" in text
+    assert f"before (ACE {scores.student_t.ace:.4f})" in text
 
 
 def test_command_takes_files_folders_and_names(tmp_path: Path) -> None:
@@ -37,9 +37,9 @@ def test_command_takes_files_folders_and_names(tmp_path: Path) -> None:
 def test_figures_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
     scores = real_scores()
     with pytest.raises(HaloposeError, match=r"one of \.pdf"):
-        draw_figure({"ours": scores}, tmp_path / "f.gif")
+        draw_figure({"before": scores}, tmp_path / "f.gif")
     with pytest.raises(HaloposeError, match="has no keypoint 'nose2'"):
-        draw_figure({"ours": scores}, tmp_path / "f.pdf", keypoint="nose2")
+        draw_figure({"before": scores}, tmp_path / "f.pdf", keypoint="nose2")
     assert not list(tmp_path.iterdir())
 
 

@@ -78,10 +78,10 @@ def text(scores: Scores) -> str:
 
 
 def test_calibrated_predictions() -> None:
-    said = verdict(make())
-    assert "well calibrated" in said[0]
-    assert "overconfident" not in " ".join(said)
-    assert "underconfident" not in " ".join(said)
+    printed = verdict(make())
+    assert "well calibrated" in printed[0]
+    assert "overconfident" not in " ".join(printed)
+    assert "underconfident" not in " ".join(printed)
 
 
 @pytest.mark.parametrize(
@@ -103,20 +103,20 @@ def test_direction_of_miscalibration(curve: Array, pattern: str) -> None:
 
 
 def test_deviation_within_noise_is_not_called_miscalibration() -> None:
-    said = verdict(make(LEVELS - 0.03 * LEVELS, keypoints=150))[0]
-    assert "no significant miscalibration" in said
-    assert "confident" not in said
+    printed = verdict(make(LEVELS - 0.03 * LEVELS, keypoints=150))[0]
+    assert "no significant miscalibration" in printed
+    assert "confident" not in printed
 
 
 def test_left_and_right_are_pooled() -> None:
-    said = text(make(cells=[[0.95, 0.95], [0.70, 0.95], [0.72, 0.95]]))
-    assert re.search(r"overconfident: ankle \(left and right\) on small .* 71 %\)", said)
+    printed = text(make(cells=[[0.95, 0.95], [0.70, 0.95], [0.72, 0.95]]))
+    assert re.search(r"overconfident: ankle \(left and right\) on small .* 71 %\)", printed)
 
 
 def test_underconfident_place_is_named_as_such() -> None:
-    said = text(make(cells=[[0.95, 0.995], [0.95, 0.95], [0.95, 0.95]]))
-    assert re.search(r"underconfident: nose on large .* 99.5 %\)", said)
-    assert "overconfident" not in said
+    printed = text(make(cells=[[0.95, 0.995], [0.95, 0.95], [0.95, 0.95]]))
+    assert re.search(r"underconfident: nose on large .* 99.5 %\)", printed)
+    assert "overconfident" not in printed
 
 
 def test_groups_of_few_samples_or_within_noise_are_not_named() -> None:
@@ -137,8 +137,8 @@ def test_groups_of_few_samples_or_within_noise_are_not_named() -> None:
     ],
 )
 def test_names(names: list[str], expected: str) -> None:
-    said = text(make(names=names, cells=[[0.5, 0.95], [0.5, 0.95]]))
-    assert f"overconfident: {expected} on small" in said
+    printed = text(make(names=names, cells=[[0.5, 0.95], [0.5, 0.95]]))
+    assert f"overconfident: {expected} on small" in printed
 
 
 def with_ace(scores: Scores, uncalibrated: float, gaussian: float, student_t: float) -> Scores:
@@ -159,8 +159,8 @@ def test_heavy_tails() -> None:
 
 
 def test_gaussian_calibration_suffices() -> None:
-    said = text(with_ace(make(), 0.1, 0.002, 0.003))
-    assert re.search("Gaussian .*lowers ACE from 0.100 to 0.002.* Student-t .*lowers ACE .*to 0.003", said)
+    printed = text(with_ace(make(), 0.1, 0.002, 0.003))
+    assert re.search("Gaussian .*lowers ACE from 0.100 to 0.002.* Student-t .*lowers ACE .*to 0.003", printed)
     assert "changes little" in text(with_ace(make(), 0.004, 0.002, 0.003))
 
 
@@ -171,9 +171,9 @@ def test_error_left_after_calibration() -> None:
 
 
 def test_ranking_and_pruning() -> None:
-    said = text(make())
-    assert re.search(r"strong: AKP 0.940,.* 0.900 .*visibility.* 0.860 .*random.*skill 0.57", said)
-    assert re.search(r"removes 28 % .*lowers .*NLL by 0.41", said)
+    printed = text(make())
+    assert re.search(r"strong: AKP 0.940,.* 0.900 .*visibility.* 0.860 .*random.*skill 0.57", printed)
+    assert re.search(r"removes 28 % .*lowers .*NLL by 0.41", printed)
 
 
 def kept(share: float, nll: float = math.nan) -> Scores:
@@ -199,16 +199,16 @@ def test_odd_rankings_and_prunings(scores: Scores, expected: str) -> None:
 
 @pytest.mark.parametrize("keypoints", [0, 1, 99])
 def test_too_few_keypoints_to_judge(keypoints: int) -> None:
-    said = verdict(make(LEVELS * 0.5, keypoints=keypoints))
-    assert len(said) == 1
-    assert "Too few" in said[0]
-    assert str(keypoints) in said[0]
+    printed = verdict(make(LEVELS * 0.5, keypoints=keypoints))
+    assert len(printed) == 1
+    assert "Too few" in printed[0]
+    assert str(keypoints) in printed[0]
     assert len(verdict(make(LEVELS * 0.5, keypoints=100))) > 1
 
 
 def test_one_keypoint_at_one_scale_is_not_compared_with_itself() -> None:
-    said = text(make(names=["tip"], cells=[[0.5]]))
-    assert "tip" not in said
+    printed = text(make(names=["tip"], cells=[[0.5]]))
+    assert "tip" not in printed
 
 
 def test_scores_read_back_give_the_same_verdict() -> None:
@@ -223,9 +223,9 @@ def test_an_evaluation_is_judged_as_it_is() -> None:
     held = coverage_at(scores, "uncalibrated", 95)
     assert held is not None
     assert held < 0.93
-    said = verdict(scores)
-    assert re.search(f"overconfident: 95 % .* {100 * held:.0f} %", said[0])
-    assert any("calibration lowers ACE" in sentence for sentence in said)
+    printed = verdict(scores)
+    assert re.search(f"overconfident: 95 % .* {100 * held:.0f} %", printed[0])
+    assert any("calibration lowers ACE" in sentence for sentence in printed)
 
 
 def scores_without(distribution: str, metric: str) -> Callable[[Scores], Scores]:
@@ -260,12 +260,12 @@ def test_missing_metrics_are_left_out(lost: set[str]) -> None:
     scores = make(LEVELS * 0.9, cells=[[0.95, 0.95], [0.70, 0.95], [0.72, 0.95]])
     for name in sorted(lost):
         scores = LOSSES[name](scores)
-    said = verdict(scores)
-    assert said
+    printed = verdict(scores)
+    assert printed
     for word in ("nan", "None", "null", "inf "):
-        assert word not in " ".join(said)
+        assert word not in " ".join(printed)
     if {"coverage", "one level"} & lost:
-        assert "given predictions" not in said[0]
+        assert "given predictions" not in printed[0]
 
 
 def test_verdict_without_values_is_stated() -> None:

@@ -78,8 +78,8 @@ def same(found: Any, expected: Any, pixels: float = 8e-3) -> None:
     assert np.allclose(found.visibility, expected.visibility, atol=1e-5)
     assert np.array_equal(found.class_ids, present(expected.class_ids))
     for name in ("covariance", "scale"):
-        ours, theirs = getattr(found, name), getattr(expected, name)
-        assert (np.abs(ours - theirs) <= 1e-3 * np.abs(theirs).max((2, 3), keepdims=True)).all(), name
+        own, theirs = getattr(found, name), getattr(expected, name)
+        assert (np.abs(own - theirs) <= 1e-3 * np.abs(theirs).max((2, 3), keepdims=True)).all(), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,13 +97,13 @@ def test_predictions_equal_those_of_the_package(kind: str, model_file: Callable[
             assert (poses.keep != expected.keep).mean() < 0.01  # one at the threshold may fall to either side
             assert (poses.dof is None) == (family == "gaussian")
             assert expected.dof is None or np.allclose(present(poses.dof), expected.dof)
-            for ours, theirs in (
+            for own, theirs in (
                 (poses.region(0.9), expected.region(0.9)),
                 (poses.region(0.955, whole=True), expected.whole_region(0.955)),
                 (poses.joint_covariance(), expected.joint_covariance),
             ):
                 largest = np.abs(theirs).max((-2, -1), keepdims=True)
-                assert (np.abs(ours - theirs) <= 2e-3 * largest).all()
+                assert (np.abs(own - theirs) <= 2e-3 * largest).all()
 
 
 @pytest.mark.parametrize("kind", ["11", "nas"])
@@ -127,8 +127,8 @@ def test_context_features_and_split_student_t_equal_those_of_the_package(kind: s
         assert 0 < expected.keep.mean() < 1
         assert np.allclose(present(poses.dof)[clear], present(expected.dof)[clear])
         for field in ("covariance", "scale"):
-            ours, theirs = getattr(poses, field), getattr(expected, field)
-            near = np.abs(ours - theirs) <= 2e-3 * np.abs(theirs).max((2, 3), keepdims=True)
+            own, theirs = getattr(poses, field), getattr(expected, field)
+            near = np.abs(own - theirs) <= 2e-3 * np.abs(theirs).max((2, 3), keepdims=True)
             assert near[clear].all(), field
 
 
@@ -141,9 +141,9 @@ def test_outputs_equal_those_of_the_frameworks_own_export(
     peer = libreyolo_onnx(model, tmp_path) if kind == "nas" else ultralytics_onnx(model, tmp_path, wants_end2end(kind))
     session = onnxruntime.InferenceSession(str(peer), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    ours = predict.Model(str(model_file(kind)))
-    pixels, _ = predict.prepare(photograph("bus.jpg"), ours.facts, 640)
-    found = ours.run(pixels[None])
+    own = predict.Model(str(model_file(kind)))
+    pixels, _ = predict.prepare(photograph("bus.jpg"), own.facts, 640)
+    found = own.run(pixels[None])
     for name, value in zip(names, session.run(names, {"images": pixels[None]}), strict=True):
         assert np.allclose(found[name], value, atol=1e-3), name
 
@@ -291,12 +291,12 @@ def test_the_file_runs_with_numpy_and_onnxruntime_alone(model_file: Callable[...
     expected = Deployed(path).predict(small, Detecting(conf=0.4), "student-t").to_json()
     found = json.loads(done.stdout)
     assert len(found) == len(expected) > 3
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.pop("image_id"), ours.pop("file_name")) == (image_id("bus.npy"), "bus.npy")
-        assert list(ours) == list(theirs)[1:]
+    for own, theirs in zip(found, expected, strict=True):
+        assert (own.pop("image_id"), own.pop("file_name")) == (image_id("bus.npy"), "bus.npy")
+        assert list(own) == list(theirs)[1:]
         del theirs["image_id"]
         for key, value in theirs.items():
-            assert np.allclose(ours[key], value, rtol=1e-6), key
+            assert np.allclose(own[key], value, rtol=1e-6), key
     refused = run_alone(runtime, ASSETS / "bus.jpg")
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
@@ -357,7 +357,7 @@ def test_a_warning_is_one_line_on_both_command_lines(
     write_model(build(host_of("11"), artifact, ExportSettings(topk=TopkSettings(64, 2))), tmp_path / "model.onnx")
     photo = str(ASSETS / "bus.jpg")
     assert predict.main([photo, "--model", str(tmp_path / "model.onnx"), "--json", "--conf", "0.4"]) == 0
-    ours = capsys.readouterr().err
+    own = capsys.readouterr().err
     words = [
         "halopose",
         "predict",
@@ -373,9 +373,9 @@ def test_a_warning_is_one_line_on_both_command_lines(
     with pytest.raises(SystemExit):
         app.main()
     theirs = capsys.readouterr()
-    lines = [*ours.splitlines(), *theirs.out.splitlines(), *theirs.err.splitlines()]
-    said = [line for line in lines if "beyond the cells" in line]
-    assert [line.split()[0] for line in said] == ["predict.py:", "warning:"]
+    lines = [*own.splitlines(), *theirs.out.splitlines(), *theirs.err.splitlines()]
+    stdout_text = [line for line in lines if "beyond the cells" in line]
+    assert [line.split()[0] for line in stdout_text] == ["predict.py:", "warning:"]
     assert not any("MissingCovarianceWarning" in line or "predict.py:" in line for line in lines[1:])
 
 
@@ -418,8 +418,8 @@ def test_mistakes_are_one_line_errors(
 
 def run_runtime(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
     code = predict.main([*map(str, arguments), "--conf", "0.4"])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    stdout_text = capsys.readouterr()
+    return code, stdout_text.out, stdout_text.err
 
 
 @pytest.mark.parametrize("linked", ["folder", "file"])
@@ -532,8 +532,8 @@ def test_objects_of_every_scale_have_their_own_joint_distribution(tmp_path: Path
     found = Deployed(tmp_path / "model.onnx").predict(photograph("bus.jpg"), Detecting(conf=0.4), "student-t")
     largest = np.abs(expected.joint_covariance).max((1, 2), keepdims=True)
     assert len(np.unique(present(expected.correlation)[:, 0, 2])) == 3
-    for ours in (alone.joint_covariance(), found.joint_covariance):
-        assert (np.abs(ours - expected.joint_covariance) <= 2e-3 * largest).all()
+    for own in (alone.joint_covariance(), found.joint_covariance):
+        assert (np.abs(own - expected.joint_covariance) <= 2e-3 * largest).all()
     facts = Deployed(tmp_path / "model.onnx").facts
     edge = predict._correlation_of_objects(facts.correlation, np.array(edges) / 0.53)
     assert np.array_equal(present(edge), by_scale.of_objects(np.array(edges) / 0.53))

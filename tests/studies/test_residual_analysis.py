@@ -89,11 +89,11 @@ def test_a_gaussian_is_recognised() -> None:
     assert found["gain_mean"] < 1e-3
     survival = found["survival"]
     np.testing.assert_allclose(survival["empirical"], survival["gaussian"], atol=0.01)
-    said = advice(residuals)
-    assert said["distribution"] == "gaussian"
-    assert said["dispersion"] == "isotropic"
-    assert said["keypoints"] == "independent"
-    assert said["alpha"] == "0"
+    printed = advice(residuals)
+    assert printed["distribution"] == "gaussian"
+    assert printed["dispersion"] == "isotropic"
+    assert printed["keypoints"] == "independent"
+    assert printed["alpha"] == "0"
 
 
 def test_heavy_tails_are_recognised() -> None:
@@ -272,11 +272,11 @@ def test_end_to_end(tmp_path: Path) -> None:
     # The same true positives and residuals as the evaluation's.
     truth = store.ground_truth()
     matched = match_poses(constant_predictions(store), truth, Protocol())
-    ours = matched_residuals(store)
-    scale = np.sqrt(ours.area)[:, None, None] * host.layout.kappa[:, None]
+    own = matched_residuals(store)
+    scale = np.sqrt(own.area)[:, None, None] * host.layout.kappa[:, None]
     theirs = matched.residual[matched.labelled]
     np.testing.assert_allclose(
-        np.sort((ours.normalized * scale)[ours.labelled], axis=0), np.sort(theirs, axis=0), atol=1e-9
+        np.sort((own.normalized * scale)[own.labelled], axis=0), np.sort(theirs, axis=0), atol=1e-9
     )
     training = collect_validation(host, load_dataset(data, "val"), tmp_path / "again", FitSettings(imgsz=64))
     same = analyse(store, training=training)

@@ -49,7 +49,7 @@ def walk(frames: int, seed: int, dof: float | None = None, motion: Motion = MOTI
 
 def test_the_filter_equals_filterpy() -> None:
     measured, _ = walk(40, 0)
-    ours = run_filter(measured, MOTION)
+    own = run_filter(measured, MOTION)
     for k in range(2):
         first = begin(np.nan_to_num(measured.seen[0]), measured.used[0], measured.size)
         peer = KalmanFilter(6, 2)
@@ -67,8 +67,8 @@ def test_the_filter_equals_filterpy() -> None:
                 factor = measured.factor[frame, k]
                 seen_by = np.hstack([np.eye(2), np.zeros((2, 2)), np.sqrt(0.4) * factor])
                 peer.update(measured.seen[frame, k], R=0.6 * factor @ factor.T, H=seen_by)
-            np.testing.assert_allclose(ours.after.mean[frame, k], peer.x, rtol=1e-7, atol=1e-7)
-            np.testing.assert_allclose(ours.after.covariance[frame, k], peer.P, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(own.after.mean[frame, k], peer.x, rtol=1e-7, atol=1e-7)
+            np.testing.assert_allclose(own.after.covariance[frame, k], peer.P, rtol=1e-6, atol=1e-6)
 
 
 def test_the_smoother_equals_all_frames_solved_at_once() -> None:

@@ -276,9 +276,9 @@ def test_a_wrong_number_of_channels_is_refused(parameterisation: Parameterisatio
 def test_factors_of_a_covariance_equal_cholesky(seed: int) -> None:
     factors = random_factors(np.random.default_rng(seed), 30)
     covariance = factors @ factors.mT
-    ours = scale_tril_from_covariance(covariance)
-    torch.testing.assert_close(ours, torch.linalg.cholesky(covariance), rtol=1e-10, atol=0)
-    torch.testing.assert_close(ours @ ours.mT, covariance, rtol=1e-12, atol=0)
+    own = scale_tril_from_covariance(covariance)
+    torch.testing.assert_close(own, torch.linalg.cholesky(covariance), rtol=1e-10, atol=0)
+    torch.testing.assert_close(own @ own.mT, covariance, rtol=1e-12, atol=0)
 
 
 # --- geometry ---------------------------------------------------------------------------------------------

@@ -121,10 +121,10 @@ def test_scalarisations_equal_numpy(seed: int) -> None:
     assert (np.abs(determinant**2 - np.linalg.det(covariance)) <= 1e-14 * largest**2).all()
     area, sigmas = rng.uniform(1, 1e5, 5), rng.uniform(0.02, 0.2, 7)
     for phi in SCALARISATIONS:
-        ours = localization_confidence(covariance, area, 2 * sigmas, phi)
+        own = localization_confidence(covariance, area, 2 * sigmas, phi)
         for i, k in np.ndindex(5, 7):
             expected = -scalarise(covariance[i, k], phi) / (area[i] * (2 * sigmas[k]) ** 2)
-            assert ours[i, k] == pytest.approx(expected, rel=1e-12)
+            assert own[i, k] == pytest.approx(expected, rel=1e-12)
 
 
 def test_nearly_singular_matrices_have_a_determinant() -> None:

@@ -268,8 +268,8 @@ def predict(
     say(f"{written.done} of {written.sources} -> {written.folder}")
     if written.monitor is not None:
         state = written.monitor
-        said = f"alarm at image {state.alarmed_at}" if state.alarmed else "no alarm"
-        say(f"monitor: {said} of {state.count} (evidence {state.evidence:.3g})")
+        status = f"alarm at image {state.alarmed_at}" if state.alarmed else "no alarm"
+        say(f"monitor: {status} of {state.count} (evidence {state.evidence:.3g})")
     if written.skipped:
         say(f"{len(written.skipped)} could not be read")
         raise typer.Exit(1)

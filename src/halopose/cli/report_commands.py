@@ -35,7 +35,7 @@ def plot(
 ) -> None:
     """Draw calibration, reliability and Q-Q figures for a paper, of one or several runs.
 
-    Example: halopose plot ours=report/metrics.json theirs=other/metrics.json -o figure.pdf
+    Example: halopose plot before=report/metrics.json after=other/metrics.json -o figure.pdf
     """
     from halopose.reports.figures import draw_figure, read_scores
 
@@ -43,7 +43,7 @@ def plot(
     for text in runs:
         name, path = _named_run(text)
         if name in found:
-            raise HaloposeError(f"two runs are named {name!r}: name them, as in ours={path}")
+            raise HaloposeError(f"two runs are named {name!r}: name them, as in before={path}")
         found[name] = read_scores(path)
     draw_figure(found, output, distribution=distribution, keypoint=keypoint, width=width)
     say(f"-> {output}")

@@ -60,12 +60,12 @@ class TracedTensors(Traceable):
         if self.cells_first:
             whole = whole.transpose(1, 2)
         scores = whole[:, 4 : 4 + self.classes].transpose(1, 2)
-        said = column_cells(whole, self.classes, self.shape, self.corners)
+        cell_boxes = column_cells(whole, self.classes, self.shape, self.corners)
         native, rows = decoded, None
         if self.layout == "ultralytics-end2end":
             native = rest[-1:]
-            rows = cells_of_rows(rest[-1], scores.amax(dim=2), said.points, self.shape)
-        return Traced(native, levels, scores, None if self.one_to_one else said, rows)
+            rows = cells_of_rows(rest[-1], scores.amax(dim=2), cell_boxes.points, self.shape)
+        return Traced(native, levels, scores, None if self.one_to_one else cell_boxes, rows)
 
 
 def cells_of_rows(chosen: Tensor, scores: Tensor, points: Callable[[Tensor], Tensor], shape: tuple[int, int]) -> Tensor:

@@ -169,10 +169,10 @@ class EndToEnd(nn.Module):
             points = found[:, 6:].reshape(-1, self.keypoints, 3 if self.visible else 2).transpose(1, 2).flatten(1)
             values = torch.cat([found[:, :4], points], dim=1)
             return image, found[:, 5].long(), traced.rows[image, place], found[:, 4], values
-        assert traced.said is not None  # only models that choose rows have no boxes to compare
+        assert traced.cell_boxes is not None  # only models that choose rows have no boxes to compare
         every = traced.scores.amax(dim=2) if not self.one_class else traced.scores[:, :, 0]
         score, cell = best_cells(every, CANDIDATES)
-        values = traced.said.rows(cell)
+        values = traced.cell_boxes.rows(cell)
         boxes = values[:, :, :4]
         ranked = score
         if self.yolonas:  # clipped to the image before suppression, as LibreYOLO does

@@ -143,8 +143,8 @@ class TopkHeads(nn.Module):
         ends = sizes.prod(dim=1).cumsum(dim=0)
         starts = ends - sizes.prod(dim=1)
         score, cell = self._best(traced)
-        said = None if traced.said is None else traced.said.rows(cell)
-        candidates, merit = cell[:, : self.settings.candidates], self._merit(traced, score, cell, said)
+        cell_boxes = None if traced.cell_boxes is None else traced.cell_boxes.rows(cell)
+        candidates, merit = cell[:, : self.settings.candidates], self._merit(traced, score, cell, cell_boxes)
         here = (candidates[:, None] >= starts[:, None]) & (candidates[:, None] < ends[:, None])
         merit, place = torch.where(here, merit[:, None], -1.0).topk(
             self.settings.windows, dim=2
@@ -165,7 +165,7 @@ class TopkHeads(nn.Module):
         raw = torch.cat([_linear(each, layer) for each, layer in zip(hidden, last, strict=True)], dim=1)
         context = None
         if self.heads.context_head is not None:
-            added, context = self._context_correction(hidden, traced.features, score, said, place.flatten(1))
+            added, context = self._context_correction(hidden, traced.features, score, cell_boxes, place.flatten(1))
             raw = raw + added
         factors = _entries(_by_keypoint(raw.transpose(1, 2), self.heads), self.heads)
         found = self._rescaled((factors * self.strides).permute(0, 3, 1, 2), context), cells
@@ -178,20 +178,20 @@ class TopkHeads(nn.Module):
         hidden: Sequence[Tensor],
         features: Sequence[Tensor],
         scores: Tensor,
-        said: Tensor | None,
+        cell_boxes: Tensor | None,
         place: Tensor,
     ) -> tuple[Tensor, ContextFeatures]:
         """Correction of the raw parameters (B, M, K * channels) of candidates (B, M), and their context features."""
         network = self.heads.context_head
         assert network is not None
-        if said is None:
+        if cell_boxes is None:
             raise HaloposeError(
                 "this model has one cell per object and no overlapping boxes: use heads without context features"
             )
-        keypoints, own, theirs = self.heads.keypoints, take_rows(said, place), said[..., 4:]
+        keypoints, own, theirs = self.heads.keypoints, take_rows(cell_boxes, place), cell_boxes[..., 4:]
         points = own[..., 4 : 4 + 2 * keypoints].reshape(-1, 2, keypoints).transpose(1, 2)
         projected = self._projected(features, images_of(place), points)
-        best = Candidates(scores.clamp_min(0.0), said[..., :4], lambda chosen: take_rows(theirs, chosen))
+        best = Candidates(scores.clamp_min(0.0), cell_boxes[..., :4], lambda chosen: take_rows(theirs, chosen))
         mine = scores.gather(1, place), own[..., :4], own[..., 4:]
         context_features = context_features_at(features, self.heads.strides, best, mine, keypoints, projected)
         each = (keypoints, self.heads.settings.width)
@@ -242,15 +242,15 @@ class TopkHeads(nn.Module):
         least = 0 if self.heads.context_head is None else CANDIDATES
         return best_cells(confidence, max(least, self.settings.candidates))
 
-    def _merit(self, traced: Traced, score: Tensor, cell: Tensor, said: Tensor | None) -> Tensor:
+    def _merit(self, traced: Traced, score: Tensor, cell: Tensor, cell_boxes: Tensor | None) -> Tensor:
         """Rank values of the candidates (B, C): the score, plus 1 for those that survive suppression."""
         count = self.settings.candidates
         score, cell, classes = score[:, :count], cell[:, :count], None
-        if said is None:
+        if cell_boxes is None:
             return score
         if int(traced.scores.shape[2]) > 1:
             classes = traced.scores.argmax(dim=2).gather(1, cell)
-        return torch.where(score >= 0, score + suppression_mask(said[:, :count, :4], classes, self.better), score)
+        return torch.where(score >= 0, score + suppression_mask(cell_boxes[:, :count, :4], classes, self.better), score)
 
 
 def best_cells(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -103,7 +103,7 @@ def collect_shards(
     """Write this part of the shards; the feature cache is complete when all parts are done."""
     work = Collection.open(host, dataset, to_place(folder), settings or CollectSettings(), workers or WorkerPool())
     missing = work.missing()
-    views = sum(len(work.views(number)) for number in work.ours())
+    views = sum(len(work.views(number)) for number in work.own_shards())
     before = views - sum(len(work.views(number)) for number in missing)
     tick = None if progress is None else lambda done: progress(before + done, views)
     if tick and before:
@@ -161,9 +161,9 @@ class Collection:
         work = cls(host, dataset, folder, settings, workers)
         _open_store(host, dataset, folder, settings, work.shards)
         if isinstance(folder, Path):
-            ours = {shard_path(folder, number).name for number in work.ours()}
+            own_shards = {shard_path(folder, number).name for number in work.own_shards()}
             for leftover in folder.glob(".shard-*"):  # temporary files of a killed run
-                if leftover.name[1:].rpartition(".")[0] in ours:
+                if leftover.name[1:].rpartition(".")[0] in own_shards:
                     leftover.unlink(missing_ok=True)
             _check_disk(host, dataset, folder, settings, work.shards)
         return work
@@ -173,9 +173,9 @@ class Collection:
         """Number of shards."""
         return -(-len(self.dataset) * len(self.settings.imgsz) // VIEWS_PER_SHARD)
 
-    def ours(self) -> list[int]:
+    def own_shards(self) -> list[int]:
         """Return the numbers of the shards of this part."""
-        return self.workers.ours(self.shards)
+        return self.workers.own_shards(self.shards)
 
     def views(self, number: int) -> list[Task]:
         """Return the views of a shard; views are ordered by input size, then by image."""
@@ -186,7 +186,7 @@ class Collection:
     def missing(self) -> list[int]:
         """Return the shards of this part that must be collected; shards whose images have changed are removed."""
         missing, known = [], known_shards(self.folder)
-        for number in self.ours():
+        for number in self.own_shards():
             path = shard_path(self.folder, number)
             if path.name not in known:
                 missing.append(number)

@@ -243,8 +243,8 @@ def _batches(
         filled += sizes[number]
         last = place == len(shards) - 1
         if last or filled >= settings.pool_bytes:
-            ours = {number for number in pool if number % group.size == group.rank}
-            pieces = [(cells, n in ours) for n in sorted(pool) for cells in shards[n]]
+            own = {number for number in pool if number % group.size == group.rank}
+            pieces = [(cells, n in own) for n in sorted(pool) for cells in shards[n]]
             yield from _pool_batches(pieces, held_out, settings.batch, generator)
             pool, filled = [], 0
 
@@ -260,7 +260,7 @@ def _pool_batches(
         size: Rows per batch over all ranks.
         generator: Random generator.
     """
-    levels = _by_level([cells for cells, ours in pieces if ours])
+    levels = _by_level([cells for cells, own in pieces if own])
     table = _row_table(pieces, held_out)
     order = generator.permutation(table.shape[1])
     for begin in range(0, len(order), size):
@@ -276,10 +276,10 @@ def _row_table(pieces: list[tuple[CachedCells, bool]], held_out: Tensor) -> Arra
     """
     columns: dict[int, list[Array]] = {}
     filled: dict[int, int] = {}
-    for cells, ours in pieces:
+    for cells, own in pieces:
         begin = filled.get(cells.level, 0)
-        place = np.arange(begin, begin + len(cells)) if ours else np.full(len(cells), -1)
-        filled[cells.level] = begin + len(cells) * ours
+        place = np.arange(begin, begin + len(cells)) if own else np.full(len(cells), -1)
+        filled[cells.level] = begin + len(cells) * own
         keep = ~among(cells.columns["image_id"], held_out).numpy()
         columns.setdefault(cells.level, []).append(place[keep])
     rows = {level: np.concatenate(parts) for level, parts in sorted(columns.items())}

@@ -43,7 +43,7 @@ class WorkerPool:
         engine: ``"local"``, or ``"ray"`` to collect on a Ray cluster.
 
     Example:
-        >>> WorkerPool(part=1, parts=3).ours(8)
+        >>> WorkerPool(part=1, parts=3).own_shards(8)
         [1, 4, 7]
     """
 
@@ -53,7 +53,7 @@ class WorkerPool:
     parts: int = 1
     engine: Engine = "local"
 
-    def ours(self, shards: int) -> list[int]:
+    def own_shards(self, shards: int) -> list[int]:
         """Return the numbers of the shards that belong to this part."""
         return list(range(self.part, shards, self.parts))
 

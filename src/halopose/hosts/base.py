@@ -294,14 +294,14 @@ class Host(ABC):
     @torch.inference_mode()
     def context_features(self, output: HostOutput, image: Tensor, cell: Tensor) -> ContextFeatures:
         """Compute the context features of cells (N,) of images (N,)."""
-        said, scores = self.cells(output), output.scores
-        if said is None:
+        cell_boxes, scores = self.cells(output), output.scores
+        if cell_boxes is None:
             raise HaloposeError(f"{self.description} has one cell per object: use heads without context features")
         own, place = pad_by_image(image, cell, len(scores))
         best, cells = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1, sorted=False)
-        boxes, count = said.boxes(torch.cat([own, cells], 1)), own.shape[1]
-        candidates = Candidates(best, boxes[:, count:], lambda chosen: said.points(take_rows(cells, chosen)))
-        mine = scores.gather(1, own), boxes[:, :count], said.points(own)
+        boxes, count = cell_boxes.boxes(torch.cat([own, cells], 1)), own.shape[1]
+        candidates = Candidates(best, boxes[:, count:], lambda chosen: cell_boxes.points(take_rows(cells, chosen)))
+        mine = scores.gather(1, own), boxes[:, :count], cell_boxes.points(own)
         found = context_features_at(output.features, self.strides, candidates, mine, self.keypoint_count)
         return found if place is None else found.select(place)
 

@@ -20,15 +20,18 @@ Layout = Literal["ultralytics", "ultralytics-end2end", "yolonas"]
 class Traced:
     """One pass of a model that is being traced, A cells over all levels.
 
-    native: the framework's own outputs; features: a map (B, C, H, W) per level; scores (B, A, classes); said: what
-    cells say, where the framework suppresses overlaps afterwards; rows (B, R): the cells of the rows of an output
-    that is already chosen.
+    Attributes:
+        native: Outputs of the framework.
+        features: Neck feature map (B, C, H, W) of each level.
+        scores: Class scores (B, A, classes).
+        cell_boxes: Boxes and keypoints of all cells, if the framework suppresses overlaps after the model.
+        rows: Cells (B, R) of the rows of an output that is already selected.
     """
 
     native: tuple[Tensor, ...]
     features: tuple[Tensor, ...]
     scores: Tensor
-    said: CellBoxes | None
+    cell_boxes: CellBoxes | None
     rows: Tensor | None = None
 
 

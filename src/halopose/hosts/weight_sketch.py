@@ -58,13 +58,13 @@ def same_model(fingerprints: Iterable[str], others: Iterable[str]) -> bool:
     Two checkpoints are the same model if they share a hash of all weights. If one side is an ONNX file, whose weights
     are folded and rounded, sketches of the pose head are compared within the tolerance instead.
     """
-    ours, theirs = set(fingerprints), set(others)
-    if any(not _is_sketch(name) for name in ours & theirs):
+    own, theirs = set(fingerprints), set(others)
+    if any(not _is_sketch(name) for name in own & theirs):
         return True
-    if not any(name.startswith(ONNX_PREFIX) for name in ours | theirs):
+    if not any(name.startswith(ONNX_PREFIX) for name in own | theirs):
         return False
-    ours, theirs = _with_published(ours), _with_published(theirs)
-    return any(_agree(one, other) for one in filter(_is_sketch, ours) for other in filter(_is_sketch, theirs))
+    own, theirs = _with_published(own), _with_published(theirs)
+    return any(_agree(one, other) for one in filter(_is_sketch, own) for other in filter(_is_sketch, theirs))
 
 
 def _with_published(fingerprints: Iterable[str]) -> set[str]:

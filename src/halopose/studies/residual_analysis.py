@@ -475,8 +475,8 @@ def _distribution_gap(values: Array, weight: Array, other: Array) -> float:
     """Kolmogorov distance between sorted weighted values (n,) and another sorted sample (m,)."""
     cumulative = np.cumsum(weight) / weight.sum()
     at = np.concatenate([values, other])
-    ours = np.r_[0.0, cumulative][np.searchsorted(values, at, side="right")]
-    return float(np.abs(ours - np.searchsorted(other, at, side="right") / len(other)).max())
+    share = np.r_[0.0, cumulative][np.searchsorted(values, at, side="right")]
+    return float(np.abs(share - np.searchsorted(other, at, side="right") / len(other)).max())
 
 
 def downweighting(residuals: ResidualSample) -> dict[str, Any]:

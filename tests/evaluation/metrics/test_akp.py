@@ -62,8 +62,8 @@ def test_average_precision_equals_pycocotools(seed: int) -> None:
         positives = int(correct.sum()) + missing
         expected = through_pycocotools(confidence, correct, positives)
         given_positives = positives if missing else None
-        ours = average_precision(confidence, correct, positives=given_positives)
-        assert ours == pytest.approx(expected, abs=1e-12, nan_ok=True)
+        own = average_precision(confidence, correct, positives=given_positives)
+        assert own == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 def test_average_precision_equals_pycocotools_at_scale() -> None:
@@ -197,15 +197,15 @@ def test_random_precision_is_the_mean_of_shuffles() -> None:
     rng = np.random.default_rng(0)
     similarity = rng.beta(4, 1, 3000)
     shuffles = [average_keypoint_precision(rng.random(3000), similarity) for _ in range(200)]
-    ours = random_keypoint_precision(similarity)
-    assert ours == pytest.approx(np.mean(shuffles), abs=4 * np.std(shuffles) / np.sqrt(10))
-    assert ours == random_keypoint_precision(similarity)
-    assert ours != random_keypoint_precision(similarity, seed=1)
+    own = random_keypoint_precision(similarity)
+    assert own == pytest.approx(np.mean(shuffles), abs=4 * np.std(shuffles) / np.sqrt(10))
+    assert own == random_keypoint_precision(similarity)
+    assert own != random_keypoint_precision(similarity, seed=1)
     # With many keypoints precision is the share of correct ones at every recall.
     share = np.mean([(similarity >= t).mean() for t in KS_THRESHOLDS])
-    assert ours == pytest.approx(share, abs=0.02)
+    assert own == pytest.approx(share, abs=0.02)
     ones = np.ones(3000, dtype=int)
-    assert random_keypoint_precision(similarity, ones) == ours
+    assert random_keypoint_precision(similarity, ones) == own
     doubled = random_keypoint_precision(similarity, 2 * ones, rounds=50)
     assert doubled == pytest.approx(np.mean(shuffles), abs=0.02)
 

@@ -86,10 +86,10 @@ def test_groups_are_each_one_alone(seed: int, n: int, count: int) -> None:
 @given(SEEDS)
 def test_average_coverage_error_is_the_mean_gap(seed: int) -> None:
     curves = np.random.default_rng(seed).random((3, 4, 99))
-    ours = average_coverage_error(curves)
+    own = average_coverage_error(curves)
     for i in np.ndindex(3, 4):
         expected = sum(abs(c - a) for c, a in zip(curves[i], LEVELS, strict=True)) / 99
-        assert ours[i] == pytest.approx(expected, rel=1e-12)
+        assert own[i] == pytest.approx(expected, rel=1e-12)
     assert average_coverage_error(LEVELS) == 0
 
 

@@ -34,11 +34,11 @@ def by_split(predicted: Array, squared: Array, bins: int) -> tuple[list[float], 
 @given(SEEDS, st.integers(1, 400), st.sampled_from([1, 2, 7, 20, 33]))
 def test_bins_equal_array_split(seed: int, n: int, bins: int) -> None:
     predicted, squared = heteroscedastic(np.random.default_rng(seed), n)
-    ours = variance_bins(predicted, squared, bins=bins)
+    own = variance_bins(predicted, squared, bins=bins)
     expected = by_split(predicted, squared, bins)
-    assert len(ours.predicted) == min(n, bins)
-    np.testing.assert_allclose(ours.predicted, expected[0], **CLOSE)
-    np.testing.assert_allclose(ours.empirical, expected[1], **CLOSE)
+    assert len(own.predicted) == min(n, bins)
+    np.testing.assert_allclose(own.predicted, expected[0], **CLOSE)
+    np.testing.assert_allclose(own.empirical, expected[1], **CLOSE)
 
 
 @given(SEEDS, st.integers(1, 400), st.sampled_from([1, 7, 20]))
@@ -51,8 +51,8 @@ def test_weights_are_copies(seed: int, n: int, bins: int) -> None:
     assert len(weighted.predicted) == len(copied.predicted) == min(bins, weight.sum())
     # Bins are differences of running sums, exact to 1e-12 of the sum.
     for name, values in (("predicted", predicted), ("empirical", squared)):
-        ours, expected = getattr(weighted, name), getattr(copied, name)
-        np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12 * values.max())
+        own, expected = getattr(weighted, name), getattr(copied, name)
+        np.testing.assert_allclose(own, expected, rtol=1e-12, atol=1e-12 * values.max())
     assert expected_normalized_calibration_error(weighted) == pytest.approx(
         expected_normalized_calibration_error(copied), rel=1e-10, nan_ok=True
     )

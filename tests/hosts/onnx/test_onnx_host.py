@@ -47,8 +47,8 @@ def selected(host: Host, image: np.ndarray, size: int = SIZE) -> Selection:
 def test_detections_and_features_equal_those_of_the_framework(kind: str, onnx_of: Callable[[str], Path]) -> None:
     host, framework = opened(onnx_of(kind)), host_of(kind)
     assert host.strides == framework.strides
-    for ours, theirs in zip(host.pose_templates(), framework.pose_templates(), strict=True):
-        for one, other in zip(ours, theirs, strict=True):
+    for own, theirs in zip(host.pose_templates(), framework.pose_templates(), strict=True):
+        for one, other in zip(own, theirs, strict=True):
             assert one.activation == other.activation
             assert torch.allclose(one.weight, other.weight, atol=1e-5)
     for name in ("bus.jpg", "zidane.jpg"):
@@ -91,14 +91,14 @@ def test_assigned_cells_equal_those_of_the_framework(kind: str, onnx_of: Callabl
         batch, letterboxes = host.preprocess([image], SIZE, True)
         gain = torch.tensor(letterboxes[0].gain).float()
         target = Targets(boxes * gain.repeat(2), found.class_ids[:4], points * gain, labelled)
-        ours = host.assign(host.forward(batch), [target], host.layout.sigmas)
+        own = host.assign(host.forward(batch), [target], host.layout.sigmas)
         theirs = framework.assign(
             framework.forward(framework.preprocess([image], SIZE, True)[0]), [target], host.layout.sigmas
         )
-        assert set(zip(ours.cell.tolist(), ours.object.tolist(), strict=True)) == set(
+        assert set(zip(own.cell.tolist(), own.object.tolist(), strict=True)) == set(
             zip(theirs.cell.tolist(), theirs.object.tolist(), strict=True)
         )
-        pairs += len(ours.cell)
+        pairs += len(own.cell)
     assert pairs > 20
 
 

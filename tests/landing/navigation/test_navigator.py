@@ -117,8 +117,8 @@ def test_a_tilted_irs_takes_gravity_for_acceleration_and_the_filter_knows() -> N
     tilted = replace(ATTITUDE, rate=RATE, bias=GaussMarkov((0.0, 2e-3, 0.0)))
     still = replace(IRS, rate=RATE, noise=(1e-9,) * 3, bias=GaussMarkov((0.0,) * 3))
     felt = {m.time: m for m in simulate(TRUTH, Sensors(irs=still, attitude=tilted), 3, SITE) if m.source == "irs"}
-    said = [m for m in simulate(TRUTH, Sensors(irs=still, attitude=tilted), 3, SITE) if m.source == "attitude"]
-    pitch = said[0].value[1] - TRUTH.attitude(np.zeros(1))[0, 1]
+    printed = [m for m in simulate(TRUTH, Sensors(irs=still, attitude=tilted), 3, SITE) if m.source == "attitude"]
+    pitch = printed[0].value[1] - TRUTH.attitude(np.zeros(1))[0, 1]
     extra = np.array([felt[t].value - TRUTH.acceleration(np.array([t]))[0] for t in sorted(felt)])
     np.testing.assert_allclose(extra[:, 0], -9.80665 * pitch, atol=9.80665 * 1e-3)
     np.testing.assert_allclose(extra[:, 1:], 0, atol=1e-6)

@@ -45,8 +45,8 @@ def test_halopose_reads_it(written: Path) -> None:
         assert labels.layout == coco.layout
         assert labels.layout.names == CORNER_NAMES
         np.testing.assert_array_equal(labels.image_ids, coco.image_ids)
-        for ours, theirs in zip(labels.records, coco.records, strict=True):
-            image, objects = ours.read()
+        for own, theirs in zip(labels.records, coco.records, strict=True):
+            image, objects = own.read()
             assert image.shape == (96, 160, 3)
             assert objects.labelled.all()
             np.testing.assert_allclose(objects.keypoints, theirs.objects.keypoints, atol=1e-4)

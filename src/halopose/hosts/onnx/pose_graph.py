@@ -385,9 +385,9 @@ def _keypoint_shape(
             f"{dimensions} values"
         )
     count = channels.pop() // dimensions
-    said = literal(metadata.get("kpt_shape", ""))
-    if isinstance(said, list) and said not in ([count, dimensions], []):
-        raise HaloposeError(f"{view.where}: the metadata say kpt_shape {said}, the graph has [{count}, {dimensions}]")
+    stated = literal(metadata.get("kpt_shape", ""))
+    if isinstance(stated, list) and stated not in ([count, dimensions], []):
+        raise HaloposeError(f"{view.where}: the metadata say kpt_shape {stated}, the graph has [{count}, {dimensions}]")
     return count, dimensions
 
 

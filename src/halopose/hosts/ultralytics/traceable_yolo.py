@@ -54,8 +54,8 @@ class TraceablePose(Traceable):
             scores, cells = self._chosen
             return Traced((output,), tuple(self._features), scores, None, cells)
         scores = output[:, 4 : 4 + self.head.nc].transpose(1, 2)
-        said = column_cells(output, self.head.nc, tuple(self.head.kpt_shape))
-        return Traced((output,), tuple(self._features), scores, said)
+        cell_boxes = column_cells(output, self.head.nc, tuple(self.head.kpt_shape))
+        return Traced((output,), tuple(self._features), scores, cell_boxes)
 
 
 def _gather_rows(values: Tensor, index: Tensor) -> Tensor:

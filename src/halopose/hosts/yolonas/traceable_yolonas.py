@@ -28,5 +28,5 @@ class TraceableNAS(Traceable):
         output = self.model.heads(features)
         # traced models return decoded outputs only
         boxes, scores, keypoints, visibility = output[0] if len(output) == 2 else output
-        said = decoded_cells(boxes, keypoints, visibility)
-        return Traced((boxes, scores, keypoints, visibility), tuple(features), scores, said)
+        cell_boxes = decoded_cells(boxes, keypoints, visibility)
+        return Traced((boxes, scores, keypoints, visibility), tuple(features), scores, cell_boxes)

@@ -23,7 +23,7 @@ from halopose.landing.reports.flight_charts import (
     statistic_chart,
 )
 from halopose.landing.reports.flight_pictures import HEIGHT, PHOTOGRAPHS, RATE, SPLIT, WIDTH, Box, state_of
-from halopose.landing.reports.flight_text import LABELS, said
+from halopose.landing.reports.flight_text import LABELS, format_value
 from halopose.landing.runway_datasets import CORNER_NAMES
 from halopose.landing.world.scenes import Array
 from halopose.reports.html import asset, page, percent
@@ -62,7 +62,7 @@ def render_page(flight: Flight, summary: dict[str, Any], stills: Sequence[bytes]
         timeline=_timeline(flight),
         silences=_silences(flight),
         tables=_tables(summary),
-        settings=[(name.replace("_", " "), said(name, value)) for name, value in _settings(flight).items()],
+        settings=[(name.replace("_", " "), format_value(name, value)) for name, value in _settings(flight).items()],
     )
 
 
@@ -187,15 +187,17 @@ def _lead(flight: Flight) -> str:
         spread = _quantile(2 * np.sqrt(np.trace(flight.fused_covariance, axis1=1, axis2=2)))
         return (
             "The true positions are unknown. In 95\N{NO-BREAK SPACE}% of the frames two standard deviations of the "
-            f"fused position are below {said('', spread)} m."
+            f"fused position are below {format_value('', spread)} m."
         )
     fused = _quantile(np.linalg.norm(flight.fused - flight.position, axis=1))
-    sentence = f"In 95\N{NO-BREAK SPACE}% of the frames the fused position is within {said('', fused)} m of the truth"
+    sentence = (
+        f"In 95\N{NO-BREAK SPACE}% of the frames the fused position is within {format_value('', fused)} m of the truth"
+    )
     _, _, used = flags(flight)
     if not used.any():
         return f"{sentence}; vision gave no position to be trusted."
     vision = _quantile(np.linalg.norm((flight.vision_fixes.position - flight.position)[used], axis=1))
-    return f"{sentence}, that of vision alone within {said('', vision)} m."
+    return f"{sentence}, that of vision alone within {format_value('', vision)} m."
 
 
 def _quantile(values: Array) -> float:
@@ -240,7 +242,9 @@ class Table:
 
 def _tables(summary: dict[str, Any]) -> list[Table]:
     """Return the summary as tables: single values in one table, and each dictionary in its own."""
-    single = [(_words(key), [said(key, value)]) for key, value in summary.items() if not isinstance(value, dict)]
+    single = [
+        (_words(key), [format_value(key, value)]) for key, value in summary.items() if not isinstance(value, dict)
+    ]
     tables = [Table("Summary", [], single)] if single else []
     for key, part in summary.items():
         if not isinstance(part, dict) or not part:
@@ -250,7 +254,9 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
         rows = [
             (
                 _words(name),
-                [said(key, value.get(c)) for c in columns] if isinstance(value, dict) else [said(key, value)],
+                [format_value(key, value.get(c)) for c in columns]
+                if isinstance(value, dict)
+                else [format_value(key, value)],
             )
             for name, value in part.items()
         ]

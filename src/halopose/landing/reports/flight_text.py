@@ -36,14 +36,14 @@ _SHARES = ("valid", "vision_outside_95", "trusted_vision_outside_95", "fused_nee
 _DIGITS = {"fused_nees": 2, "root_mean_square_error": 2, "seconds_flagged_because": 1}
 
 
-def said(key: str, value: Any) -> str:
+def format_value(key: str, value: Any) -> str:
     """Return a value of the summary as text."""
     if value is None:
         return "–"
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple, np.ndarray)):
-        return ", ".join(said(key, entry) for entry in value)
+        return ", ".join(format_value(key, entry) for entry in value)
     if key in _SHARES:
         return percent(float(value))
     if key in _DIGITS:
@@ -71,7 +71,7 @@ def to_text(summary: dict[str, Any]) -> str:
     errors = summary["root_mean_square_error"]
     lines.append(f"{'RMSE, metres':16}" + "".join(f"{axis:>10}" for axis in errors))
     for source, name in (("vision", "trusted vision"), ("fused", "fused")):
-        cells = [said("root_mean_square_error", row[source]) for row in errors.values()]
+        cells = [format_value("root_mean_square_error", row[source]) for row in errors.values()]
         lines.append(f"{name:16}" + "".join(f"{cell:>10}" for cell in cells))
     if summary["position_solved"]:
         outside = f"outside its 95 % ellipsoid: {_of(summary, 'vision_outside_95')} of vision"
@@ -84,7 +84,7 @@ def to_text(summary: dict[str, Any]) -> str:
 
 
 def _of(summary: dict[str, Any], key: str) -> str:
-    return said(key, summary[key])
+    return format_value(key, summary[key])
 
 
 def _reasons(summary: dict[str, Any]) -> list[str]:
@@ -93,6 +93,6 @@ def _reasons(summary: dict[str, Any]) -> list[str]:
     if summary["levels_overdrawn"]:
         lost.append("levels of single frames are infinite: uncovered faults are likelier than the risk allows")
     return lost + [
-        f"flagged for {said('seconds_flagged_because', time)} s: {why}"
+        f"flagged for {format_value('seconds_flagged_because', time)} s: {why}"
         for why, time in summary["seconds_flagged_because"].items()
     ]
