@@ -8,7 +8,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.interleave import Comparison, compare
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import Camera, exp_so3, look, perturb, pose_jacobian, project_points
+from halopose.geometry.camera import Camera, exp_so3, look_at, perturb, pose_jacobian, project_points
 from halopose.geometry.integrity import assess
 from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_pose, solve_position
@@ -116,7 +116,7 @@ def _frames(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
     """Poses on a three-degree approach at 1,500 m, noisy pixels (N, 4, 2) and their covariances (N, 4, 2, 2)."""
     rng = np.random.default_rng(0)
     position = np.broadcast_to([-1500.0, 5.0, 78.6], (count, 3))
-    rotation = look(position, [300.0, 0.0, 0.0])
+    rotation = look_at(position, [300.0, 0.0, 0.0])
     angle = rng.uniform(0, np.pi, 4)
     turn = exp_so3(angle[:, None] * [0.0, 0.0, 1.0])[:, :2, :2]
     factor = turn * rng.uniform(0.3, 1.0, (4, 1, 2))

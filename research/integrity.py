@@ -19,7 +19,7 @@ import numpy as np
 
 from halopose.cli.terminal import say
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import Camera, exp_so3, look, project_points
+from halopose.geometry.camera import Camera, exp_so3, look_at, project_points
 from halopose.geometry.integrity import Assessment, Risks, Verdict, assess
 from halopose.geometry.lines import Lines
 from halopose.geometry.observations import Observations
@@ -56,7 +56,7 @@ def frames(distance: float, sigma: float, count: int, seed: int) -> tuple[Array,
     """Pixels (N, 4, 2), covariances, rotations as given, and the true position (3,)."""
     rng = np.random.default_rng([seed, int(distance), int(10 * sigma)])
     position = np.array([-distance, 0.006 * distance, (distance + 300.0) * np.tan(np.radians(3))])
-    rotation = look(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)
+    rotation = look_at(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)
     exact = project_points(CAMERA, rotation, position, CORNERS)
     pixels = exact + sigma * rng.normal(size=(count, 4, 2))
     turned = rotation @ exp_so3(ATTITUDE * rng.normal(size=(count, 3)))
@@ -143,7 +143,7 @@ def level_table(count: int) -> str:
 def slope_table() -> str:
     """Bias from 3 km of exact pixels, solved as flat and with the corners' own heights."""
     eye = np.array([-3000.0, 0.0, 172.9])
-    rotation = look(eye, [300.0, 0.0, 0.0])[None]
+    rotation = look_at(eye, [300.0, 0.0, 0.0])[None]
     runways = {
         "rises by .10 %": (runway_corners(2500.0, 45.0, heights=(0, 0, 2.5, 2.5)), CORNERS),
         "rises by 1.0 %": (runway_corners(2500.0, 45.0, heights=(0, 0, 25, 25)), CORNERS),
@@ -167,7 +167,7 @@ def line_table(count: int) -> str:
     rows = []
     for distance in (500.0, 1500.0, 4000.0):
         pixels, covariance, turned, position = frames(distance, 2.0, count, 5)
-        exact = look(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)
+        exact = look_at(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)
         for name, edges in (("corners", ()), ("and sides", RUNWAY_EDGES[:2]), ("and threshold", RUNWAY_EDGES)):
             lines = seen_lines(np.array(edges), exact, position, count) if edges else None
             found = solve_with_attitude(

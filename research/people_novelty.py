@@ -34,7 +34,7 @@ from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.studies.shift_study import ShiftResult, auroc, run_shift
 from halopose.types import Array
-from research.novelty import flagged_cells
+from research.runway_novelty import flagged_cells
 from research.shipped_data import arguments, load_splits
 from research.shipped_heads import SETTINGS
 from research.tables import markdown

@@ -20,7 +20,7 @@ import argparse
 import numpy as np
 from scipy.stats import chi2
 
-from halopose.geometry.camera import Camera, exp_so3, log_so3, look, project, project_points
+from halopose.geometry.camera import Camera, exp_so3, log_so3, look_at, project, project_points
 from halopose.geometry.integrity import ambiguous
 from halopose.geometry.object_pose import solve_pnp
 from halopose.geometry.observations import Observations
@@ -67,7 +67,7 @@ def runway_row(unknown: str, distance: float, low: float, high: float, solves: i
     """One line of the table of runways."""
     rng = np.random.default_rng(seed)
     position = np.array([-distance, 0.006 * distance, distance * np.tan(np.deg2rad(3))])
-    rotation = look(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)
+    rotation = look_at(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)
     exact = project_points(RUNWAY_CAMERA, rotation, position, CORNERS)
     pixels, one = noisy(exact, low, high, solves, rng)
     covariance = np.broadcast_to(one, (solves, 4, 2, 2))

@@ -24,7 +24,7 @@ from halopose.types import Array, Progress
 
 
 @dataclass(frozen=True)
-class View:
+class AugmentedPass:
     """One augmented pass: mirrored or not, zoomed about the middle, shifted by a share of the image."""
 
     mirror: bool
@@ -33,7 +33,7 @@ class View:
 
 
 VIEWS = [
-    View(mirror, zoom, shift)
+    AugmentedPass(mirror, zoom, shift)
     for mirror in (False, True)
     for zoom, shift in ((0.8, (0.0, 0.0)), (0.9, (0.03, 0.0)), (1.0, (0.0, 0.03)), (0.95, (-0.03, -0.03)))
 ]
@@ -61,7 +61,7 @@ def augmented(
     imgsz: int,
     path: Path,
     step: Progress,
-    views: Sequence[View] = VIEWS,
+    views: Sequence[AugmentedPass] = VIEWS,
 ) -> Array:
     """Keypoints (V, N, K, 2) of every detection in every view, NaN where a view misses it; kept in a file."""
     if path.is_file():
@@ -82,7 +82,7 @@ def augmented(
 
 
 @torch.inference_mode()
-def seen(host: Host, image: Array, view: View | None, imgsz: int) -> tuple[Array, Array]:
+def seen(host: Host, image: Array, view: AugmentedPass | None, imgsz: int) -> tuple[Array, Array]:
     """Boxes (M, 4) and keypoints (M, K, 2) that the base finds in a view, or in the image itself."""
     warped, flip, offset = image, np.eye(2), np.zeros(2)
     if view is not None:
@@ -98,7 +98,7 @@ def seen(host: Host, image: Array, view: View | None, imgsz: int) -> tuple[Array
     return corners, keypoints[:, list(mirror)] if flip[0, 0] < 0 else keypoints
 
 
-def warp(image: Array, view: View) -> tuple[Array, Array, Array]:
+def warp(image: Array, view: AugmentedPass) -> tuple[Array, Array, Array]:
     """The view's picture, and the matrix (2, 2) and offset (2,) that take the image's pixels to its."""
     height, width = image.shape[:2]
     middle = np.array([width - 1, height - 1]) / 2

@@ -39,7 +39,7 @@ KINDS = ("score-only", "heads", "heads and features")
 
 
 @dataclass(frozen=True)
-class Measured:
+class Division:
     """Figures of one division of the images.
 
     Attributes:
@@ -75,15 +75,15 @@ def main() -> None:
         rows = []
         for kind in KINDS:
             found = [measure(predictions, annotated.truth, count, seed, kind) for seed in range(arguments.divisions)]
-            rows.append([kind, *(_range([getattr(one, field.name) for one in found]) for field in fields(Measured))])
+            rows.append([kind, *(_range([getattr(one, field.name) for one in found]) for field in fields(Division))])
         say(f"\n{count} images to fit on, {arguments.divisions} divisions\n")
-        say(markdown(["covariances", *(field.name for field in fields(Measured))], rows))
+        say(markdown(["covariances", *(field.name for field in fields(Division))], rows))
     matched = match_predicted(predictions, annotated.truth, PROTOCOL)
     say(f"\n{len(matched)} matched objects")
     say(f"AKP of visibility {_visibility(matched):.3f}, of constants {_constants(matched):.3f}")
 
 
-def measure(predictions: PoseDistributions, truth: GroundTruth, count: int, seed: int, kind: str) -> Measured:
+def measure(predictions: PoseDistributions, truth: GroundTruth, count: int, seed: int, kind: str) -> Division:
     """Fit on ``count`` random images and measure on the others."""
     order = np.random.default_rng(seed).permutation(truth.images)
     fitted, rest = np.sort(order[:count]), np.sort(order[count:])
@@ -101,7 +101,7 @@ def measure(predictions: PoseDistributions, truth: GroundTruth, count: int, seed
     matched = found["student-t"][0]
     student = evaluate(*found["student-t"], PROTOCOL).student_t
     gaussian = evaluate(*found["gaussian"], PROTOCOL).gaussian
-    return Measured(
+    return Division(
         ace=student.ace,
         floor=noise_floor(inside["student-t"], matched),
         held=float((inside["student-t"] <= 0.95)[matched.labelled].mean()),

@@ -15,13 +15,13 @@ import numpy as np
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import (
     WEATHERS,
-    Array,
     SceneSettings,
     Weather,
     corners_in_image,
     labelled_runways,
     sample_scene,
 )
+from halopose.types import Array
 
 DISTANCES = ((300.0, 400.0), (700.0, 1000.0), (1500.0, 2200.0), (3500.0, 6000.0))
 

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 import halopose
 from halopose.cli.app import app
-from halopose.geometry.camera import Camera, look, project_points
+from halopose.geometry.camera import Camera, look_at, project_points
 from halopose.poses import PoseDistributions
 from halopose.prediction.uncertain_pose import UncertainPose
 from tests.helpers.approaches import CORNERS
@@ -229,7 +229,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
     generator = torch.Generator().manual_seed(0)
     residuals = torch.randn(200, 17, 2, generator=generator, dtype=torch.float64)
     position = np.array([[-1500.0, 5.0, 78.6]])
-    rotation = look(position, [300.0, 0.0, 0.0])
+    rotation = look_at(position, [300.0, 0.0, 0.0])
     seen = project_points(Camera.from_fov(640, 384, np.radians(30)), rotation, position, CORNERS)
     spread = np.tile(0.3 * np.eye(2), (1, 4, 1, 1))
     return {

@@ -12,7 +12,7 @@ from mcap_ros2.writer import Writer
 
 from halopose.data.files import write_json
 from halopose.data.synthetic_poses import World, synthesize
-from halopose.geometry.camera import Camera, Mount, look
+from halopose.geometry.camera import Camera, Mount, look_at
 from halopose.landing.recordings.cameras import camera_text, read_camera
 from halopose.landing.recordings.frames import TIMES, open_frames
 from halopose.landing.recordings.logs import KINDS
@@ -97,7 +97,7 @@ def rigs(folder: Path) -> None:
     store.endWriteStruct()
     for name, x in zip(names, (-2.0, 2.0), strict=True):
         place = np.array([x, -4.0, 1.5])
-        turn = look(place, [0.0, 0.0, 1.0])
+        turn = look_at(place, [0.0, 0.0, 1.0])
         vector = cv2.Rodrigues(turn)[0].ravel()
         offset = -turn @ place
         tables.append(

@@ -16,7 +16,7 @@ import numpy as np
 from halopose.data.coco import parse_ground_truth, parse_predictions
 from halopose.data.synthetic_poses import World, synthesize
 from halopose.evaluation.evaluate import evaluate
-from halopose.geometry.camera import Camera, look
+from halopose.geometry.camera import Camera, look_at
 from halopose.matching.matched_poses import match_poses
 from halopose.multiview.rig import CalibratedView
 from halopose.poses import PoseDistributions
@@ -103,7 +103,7 @@ def scene_files(folder: Path) -> None:
     for number in range(CAMERAS):
         angle = 2 * np.pi * (number + 0.3) / CAMERAS
         position = np.array([4 * np.cos(angle), 4 * np.sin(angle), 1.8])
-        view = CalibratedView(f"cam{number}", LENS, look(position, [0.0, 0.0, 1.0]), position)
+        view = CalibratedView(f"cam{number}", LENS, look_at(position, [0.0, 0.0, 1.0]), position)
         turn = np.asarray(cv2.Rodrigues(view.rotation)[0]).ravel().tolist()
         tables.append(
             f'[cam_{number}]\nname = "{view.name}"\nsize = [960.0, 720.0]\nmatrix = {LENS.matrix.tolist()}\n'

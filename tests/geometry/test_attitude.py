@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import least_squares
 
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import Camera, look, perturb, project_points
+from halopose.geometry.camera import Camera, look_at, perturb, project_points
 from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_position
 from halopose.types import Array
@@ -14,7 +14,7 @@ from tests.helpers.approaches import rectangle
 CAMERA = Camera.from_fov(640, 384, np.radians(30))
 CORNERS = rectangle(2500.0, 45.0)
 POSITION = np.array([-2000.0, 20.0, 115.0])
-ROTATION = look(POSITION, np.array([600.0, 0.0, 0.0]))
+ROTATION = look_at(POSITION, np.array([600.0, 0.0, 0.0]))
 PIXELS = project_points(CAMERA, ROTATION, POSITION, CORNERS)
 ATTITUDE = np.diag(np.square([8e-4, 1.2e-3, 1e-3]))
 

@@ -20,7 +20,7 @@ from halopose.geometry.camera import (
     exp_so3,
     intrinsics_jacobian,
     log_so3,
-    look,
+    look_at,
     normalise,
     perturb,
     pose_difference,
@@ -58,7 +58,7 @@ def assert_same_jacobian(actual: Array, expected: Array) -> None:
 
 def random_pose(rng: np.random.Generator) -> tuple[Array, Array]:
     position = np.array([-rng.uniform(300, 4000), rng.normal() * 50, rng.uniform(20, 250)])
-    return look(position, [rng.uniform(0, 500), rng.normal() * 20, 0.0], rng.normal() * 0.1), position
+    return look_at(position, [rng.uniform(0, 500), rng.normal() * 20, 0.0], rng.normal() * 0.1), position
 
 
 # --- parity -----------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_axes_mean_what_they_say() -> None:
 
 def test_the_runway_stands_upright_in_the_image() -> None:
     position = np.array([-1500.0, 0.0, 80.0])
-    pixels = project_points(CAMERA, look(position, [0.0, 0.0, 0.0]), position, rectangle(2500.0, 45.0))
+    pixels = project_points(CAMERA, look_at(position, [0.0, 0.0, 0.0]), position, rectangle(2500.0, 45.0))
     near_left, near_right, far_right, far_left = pixels
     assert near_left[0] < far_left[0] < far_right[0] < near_right[0]
     assert near_left[1] > far_left[1]

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binom, kstest
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import exp_so3, look, project_points
+from halopose.geometry.camera import exp_so3, look_at, project_points
 from halopose.geometry.integrity import Risks, Verdict, ambiguous, assess, consistency
 from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_pose, solve_position
@@ -74,7 +74,7 @@ def test_false_alarm_rate_holds_at_any_distance(distance: float, sigma: float, s
 def test_runways_that_slope_or_are_displaced_or_short_are_solved_without_bias(corners: Array, flat: float) -> None:
     """Solved as flat, a slope of 0.1 % is an error of 67 m along the track from 3 km, and corners of 2 px fit it."""
     rng, eye = np.random.default_rng(8), np.array([-3000.0, 10.0, 172.9])
-    rotation = np.broadcast_to(look(eye, [300.0, 0.0, 0.0]), (4000, 3, 3))
+    rotation = np.broadcast_to(look_at(eye, [300.0, 0.0, 0.0]), (4000, 3, 3))
     exact = project_points(CAMERA, rotation[:1], eye[None], corners)
     pixels = exact + 0.5 * rng.normal(size=(4000, 4, 2))
     covariance = np.broadcast_to(0.25 * np.eye(2), (4000, 4, 2, 2))

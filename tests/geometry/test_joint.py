@@ -8,7 +8,7 @@ from scipy.optimize import least_squares
 
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import Camera, exp_so3, look, perturb, pose_difference, project, project_points
+from halopose.geometry.camera import Camera, exp_so3, look_at, perturb, pose_difference, project, project_points
 from halopose.geometry.joint import position_ellipsoid, solve_jointly
 from halopose.geometry.observations import Observations, diagonal_blocks
 from halopose.geometry.pnp import solve_pose, solve_position
@@ -25,7 +25,7 @@ from tests.helpers.approaches import rectangle
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = rectangle(2500.0, 45.0)
 EYE = np.array([-900.0, 5.0, 50.0])
-TURN = look(EYE, [300.0, 0.0, 0.0], 0.02)
+TURN = look_at(EYE, [300.0, 0.0, 0.0], 0.02)
 
 
 def correlated() -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import INTRINSICS, Camera, exp_so3, look, perturb, project_points
+from halopose.geometry.camera import INTRINSICS, Camera, exp_so3, look_at, perturb, project_points
 from halopose.geometry.lines import Lines, line_intrinsics_jacobian, line_residuals, lines_of_corners
 from halopose.geometry.observations import Observations
 from halopose.types import Array
@@ -23,7 +23,7 @@ EDGES = np.asarray(RECTANGLE_EDGES)
 
 def view(distance: float = 1500.0, roll: float = 0.05) -> tuple[Array, Array]:
     position = np.array([[-distance, 0.01 * distance, 0.055 * distance + 10]])
-    return look(position, [300.0, 0.0, 0.0], roll), position
+    return look_at(position, [300.0, 0.0, 0.0], roll), position
 
 
 def between(camera: Camera, rotation: Array, position: Array, shares: tuple[float, float] = (0.2, 0.7)) -> Array:

@@ -12,7 +12,7 @@ from scipy.optimize import least_squares
 from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Camera, look, perturb, pose_difference, project_points
+from halopose.geometry.camera import Camera, look_at, perturb, pose_difference, project_points
 from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import Failure, Solution, solve_pose, solve_position
 from halopose.types import Array
@@ -402,7 +402,7 @@ def test_collinear_and_coincident_points_are_refused(points: Array) -> None:
 
 def test_an_attitude_that_looks_away_is_refused() -> None:
     seen = sight(1500.0, 3, np.random.default_rng(19))
-    backwards = np.tile(look(seen.position, seen.position - [100.0, 0.0, 0.0]), (3, 1, 1))
+    backwards = np.tile(look_at(seen.position, seen.position - [100.0, 0.0, 0.0]), (3, 1, 1))
     solution = solve_position(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance, backwards))
     assert not solution.converged.any()
     solution = solve_pose(

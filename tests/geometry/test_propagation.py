@@ -22,7 +22,7 @@ from halopose.geometry.propagation import (
     unscented_covariance,
 )
 from halopose.types import Array
-from tests.helpers.approaches import CAMERA, CORNERS, LENS, Sightings, sight
+from tests.helpers.approaches import CAMERA, CORNERS, LENS, NoisyFrames, sight
 
 SEEDS = st.integers(0, 2**32 - 1)
 FRAMES = 3000
@@ -38,7 +38,7 @@ def assert_alike(actual: Array, expected: Array, tolerance: float) -> None:
     np.testing.assert_allclose(actual / scale, expected / scale, atol=tolerance)
 
 
-def pose_of(seen: Sightings) -> tuple[Array, Array]:
+def pose_of(seen: NoisyFrames) -> tuple[Array, Array]:
     return seen.rotation[None], seen.position[None]
 
 

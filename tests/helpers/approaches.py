@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from halopose.geometry.camera import Camera, look, project_points
+from halopose.geometry.camera import Camera, look_at, project_points
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 LENS = Camera(1200.0, 1190.0, 321.0, 190.0, 640, 384, (-0.12, 0.05, 1e-3, -8e-4, -0.01))
@@ -24,7 +24,7 @@ CORNERS = rectangle(2500.0, 45.0)
 
 
 @dataclass(frozen=True)
-class Sightings:
+class NoisyFrames:
     """One pose, its exact pixels (K, 2), and N noisy frames of them with equal covariances."""
 
     rotation: np.ndarray
@@ -54,11 +54,11 @@ def sight(
     high: float = 1.0,
     camera: Camera = CAMERA,
     points: np.ndarray = CORNERS,
-) -> Sightings:
+) -> NoisyFrames:
     """Noisy frames from a camera on a three-degree glide path, a little beside the centre line."""
     position = np.array([-distance, 0.006 * distance, distance * np.tan(np.deg2rad(3))])
-    rotation = look(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)
+    rotation = look_at(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)
     exact = project_points(camera, rotation, position, points)
     each = covariances(rng, len(points), low, high)
     noise = (np.linalg.cholesky(each) @ rng.normal(size=(frames, len(points), 2, 1)))[..., 0]
-    return Sightings(rotation, position, exact, exact + noise, np.broadcast_to(each, (frames, len(points), 2, 2)))
+    return NoisyFrames(rotation, position, exact, exact + noise, np.broadcast_to(each, (frames, len(points), 2, 2)))

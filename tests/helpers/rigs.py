@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from halopose.geometry.camera import Camera, look
+from halopose.geometry.camera import Camera, look_at
 from halopose.multiview.rig import CalibratedView
 from halopose.poses import PoseDistributions
 from halopose.types import Array
@@ -20,7 +20,7 @@ def rig(count: int = 4) -> list[CalibratedView]:
     for n in range(count):
         angle = 2 * np.pi * (n + 0.3) / count
         position = np.array([4 * np.cos(angle), 4 * np.sin(angle), 1.8])
-        views.append(CalibratedView(f"cam{n}", LENS, look(position, [0.0, 0.0, 1.0]), position))
+        views.append(CalibratedView(f"cam{n}", LENS, look_at(position, [0.0, 0.0, 1.0]), position))
     return views
 
 

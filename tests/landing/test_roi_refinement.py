@@ -140,7 +140,7 @@ def test_a_filter_shows_what_the_whole_frame_does_not(model: UncertainPose, fram
     box = np.concatenate([truth.min(0) - 20, truth.max(0) + 20])
     nothing = model.predict(np.zeros_like(image))[0]
     assert not len(nothing)
-    assert not len(RoiRefiner(model, 0.25).look(image, nothing))
+    assert not len(RoiRefiner(model, 0.25).refine(image, nothing))
     read: list[int] = []
 
     def images() -> Iterator[Array]:
@@ -173,7 +173,7 @@ def test_the_expected_place_comes_before_the_higher_score(model: UncertainPose) 
             return whole
 
     image = np.zeros((960, 1600, 3), np.uint8)
-    closer = Looking(model, 0.25)
+    refiner = Looking(model, 0.25)
     for expected in (None, boxes[1] + [-50, -50, 50, 50], np.array([0.0, 600.0, 50.0, 700.0])):
-        closer.look(image, two, expected)
+        refiner.refine(image, two, expected)
     np.testing.assert_array_equal(looked, [boxes[0], boxes[1], [0, 600, 50, 700]])

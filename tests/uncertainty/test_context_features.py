@@ -25,7 +25,7 @@ STRIDES = (8, 16)
 
 
 @dataclass(frozen=True)
-class Cells:
+class CellOutputs:
     """What cells say: boxes (B, n, 4), keypoints (B, n, K, 2), visibility (B, n, K) or None."""
 
     boxes: torch.Tensor
@@ -39,7 +39,7 @@ class Cells:
         return points if self.visibility is None else torch.cat([points, self.visibility], dim=2)
 
 
-def scene(seed: int, batch: int = 2) -> tuple[list[torch.Tensor], torch.Tensor, Cells]:
+def scene(seed: int, batch: int = 2) -> tuple[list[torch.Tensor], torch.Tensor, CellOutputs]:
     """Maps, scores (batch, 20), and predictions of 20 cells per image, many of which overlap: (batch, 20, ...)."""
     generator = torch.Generator().manual_seed(seed)
     maps = [torch.randn((batch, 3 + n, 4 >> n, 4 >> n), generator=generator) for n in range(2)]
@@ -47,11 +47,11 @@ def scene(seed: int, batch: int = 2) -> tuple[list[torch.Tensor], torch.Tensor, 
     boxes = torch.cat([corner, corner + 20 + 4 * torch.rand((batch, 20, 2), generator=generator)], dim=2)
     keypoints = torch.rand((batch, 20, 5, 2), generator=generator) * 44 - 6
     visibility = torch.rand((batch, 20, 5), generator=generator)
-    return maps, torch.rand((batch, 20), generator=generator), Cells(boxes, keypoints, visibility)
+    return maps, torch.rand((batch, 20), generator=generator), CellOutputs(boxes, keypoints, visibility)
 
 
 def context_features_of(
-    maps: list[torch.Tensor], scores: torch.Tensor, cells: Cells, image: torch.Tensor, cell: torch.Tensor
+    maps: list[torch.Tensor], scores: torch.Tensor, cells: CellOutputs, image: torch.Tensor, cell: torch.Tensor
 ) -> ContextFeatures:
     """As a host finds them."""
     own, place = pad_by_image(image, cell, len(scores))
@@ -116,7 +116,7 @@ def test_features_lie_between_those_of_the_cells_around(seed: int) -> None:
 
 def test_a_cell_alone_agrees_with_itself() -> None:
     maps, scores, cells = scene(1, batch=1)
-    apart = Cells(cells.boxes + 100 * torch.arange(20)[None, :, None], cells.keypoints, None)
+    apart = CellOutputs(cells.boxes + 100 * torch.arange(20)[None, :, None], cells.keypoints, None)
     found = context_features_of(maps, scores, apart, torch.tensor([0]), torch.tensor([4]))
     assert float(found.mass[0]) == pytest.approx(float(scores[0, 4]))
     assert float(found.moment.abs().max()) == float(found.offset.abs().max()) == 0

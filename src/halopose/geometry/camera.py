@@ -250,7 +250,7 @@ def angles_from_rotation(rotation: Array) -> tuple[Array, Array, Array]:
     return np.arctan2(frd[..., 0, 1], frd[..., 0, 0]), pitch, np.arctan2(frd[..., 1, 2], frd[..., 2, 2])
 
 
-def look(position: ArrayLike, target: ArrayLike, roll: ArrayLike = 0.0) -> Array:
+def look_at(position: ArrayLike, target: ArrayLike, roll: ArrayLike = 0.0) -> Array:
     """Return rotations (..., 3, 3), world to camera, of cameras that look at a target.
 
     Args:

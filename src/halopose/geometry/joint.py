@@ -29,11 +29,11 @@ def solve_jointly(observations: Observations, *, ground: bool = True) -> Solutio
         ground: The points lie on the ground, as for ``solve_pose``.
 
     Example:
-        >>> from halopose.geometry.camera import Camera, look, project_points
+        >>> from halopose.geometry.camera import Camera, look_at, project_points
         >>> camera = Camera.from_fov(640, 384, 0.5)
         >>> plate = np.array([[0, 1, 0], [0, -1, 0], [5, -1, 0], [5, 1, 0.0]])
         >>> eye = np.array([-9.0, 0.5, 2.0])
-        >>> pixels = project_points(camera, look(eye, [3.0, 0, 0]), eye, plate)[None]
+        >>> pixels = project_points(camera, look_at(eye, [3.0, 0, 0]), eye, plate)[None]
         >>> joint = 0.5 * np.eye(8) + 0.5  # half of the variance is common to all coordinates
         >>> solve_jointly(Observations(camera, plate, pixels, joint[None])).position.round(3).tolist()
         [[-9.0, 0.5, 2.0]]
@@ -65,11 +65,11 @@ def position_ellipsoid(solution: Solution, probability: float, nu: float = math.
         nu: Degrees of freedom of the keypoints' joint Student-t (``joint_dof``); infinite for a Gaussian.
 
     Example:
-        >>> from halopose.geometry.camera import Camera, look, project_points
+        >>> from halopose.geometry.camera import Camera, look_at, project_points
         >>> camera = Camera.from_fov(640, 384, 0.5)
         >>> plate = np.array([[0, 1, 0], [0, -1, 0], [5, -1, 0], [5, 1, 0.0]])
         >>> eye = np.array([-9.0, 0.5, 2.0])
-        >>> pixels = project_points(camera, look(eye, [3.0, 0, 0]), eye, plate)[None]
+        >>> pixels = project_points(camera, look_at(eye, [3.0, 0, 0]), eye, plate)[None]
         >>> solution = solve_jointly(Observations(camera, plate, pixels, np.eye(8)[None]))
         >>> sizes = [np.sqrt(position_ellipsoid(solution, 0.95, nu)[0, 0, 0]) for nu in (np.inf, 10.0)]
         >>> bool(1.0 < sizes[1] / sizes[0] < 1.1)

@@ -26,7 +26,7 @@ def refine_with_roi(model: Predictor, images: Iterable[Array], *, conf: float = 
     """Detect runways image by image; images that are not much larger than the input are processed once."""
     refiner = RoiRefiner(model, conf)
     for image in images:
-        yield refiner.look(image, detect_in_image(model, image, conf))
+        yield refiner.refine(image, detect_in_image(model, image, conf))
 
 
 class RoiRefiner:
@@ -36,7 +36,7 @@ class RoiRefiner:
         self.model, self.conf = model, conf
         self.scenario: Array | None = None  # box of the runway in the previous frame
 
-    def look(self, image: Array, whole: PoseDistributions, expected: Array | None = None) -> PoseDistributions:
+    def refine(self, image: Array, whole: PoseDistributions, expected: Array | None = None) -> PoseDistributions:
         """Return the detections of a frame; those in the crop replace the ones of the whole frame there.
 
         Args:
@@ -115,7 +115,7 @@ class RoiDetector:
         if n not in self.seen:
             image = next((image for number, image in self.images if number == n), None)
             box = None if expected is None else self._bent(expected)
-            found = self.first[n] if image is None else self.refiner.look(image, self.first[n], box)
+            found = self.first[n] if image is None else self.refiner.refine(image, self.first[n], box)
             self.seen[n] = self.rectify(found)
         return self.seen[n]
 

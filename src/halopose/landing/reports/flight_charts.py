@@ -12,8 +12,8 @@ from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.requirements import LEVEL_AXES, count_stanford
 from halopose.landing.summary import total_covariance
-from halopose.landing.world.scenes import Array
 from halopose.reports.html import percent
+from halopose.types import Array
 
 AXES = ("x", "y", "z")
 _MEANING = ("along the runway", "to the left", "up")

@@ -25,8 +25,8 @@ from halopose.landing.reports.flight_charts import (
 from halopose.landing.reports.flight_pictures import HEIGHT, PHOTOGRAPHS, RATE, SPLIT, WIDTH, Box, state_of
 from halopose.landing.reports.flight_text import LABELS, format_value
 from halopose.landing.runway_datasets import CORNER_NAMES
-from halopose.landing.world.scenes import Array
 from halopose.reports.html import asset, page, percent
+from halopose.types import Array
 
 _SILENCE = 2.5  # number of usual intervals without a measurement that count as an outage
 _SOURCES = {

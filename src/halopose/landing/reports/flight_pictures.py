@@ -26,7 +26,8 @@ from halopose.landing.flight import Flight
 from halopose.landing.frame_buffer import MOST
 from halopose.landing.summary import total_covariance
 from halopose.landing.vision_fix import usable_corners
-from halopose.landing.world.scenes import AIMING_POINT, Array
+from halopose.landing.world.scenes import AIMING_POINT
+from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian, StudentT, scale_tril_from_covariance
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from halopose.errors import HaloposeError
 from halopose.landing.navigation.sensors import GRAVITY
 from halopose.landing.world.scenes import (
     AIMING_POINT,
-    Array,
     Scene,
     SceneSettings,
     Weather,
     check_weather,
     sample_world,
 )
+from halopose.types import Array
 
 _WAVES = 24
 _LONGEST, _SHORTEST = 90.0, 3.0  # periods of deviations in seconds

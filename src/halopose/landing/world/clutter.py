@@ -12,7 +12,8 @@ import numpy as np
 
 from halopose.geometry.camera import Camera, project_points
 from halopose.landing.world.runway_layout import Patch
-from halopose.landing.world.scenes import Array, Scene
+from halopose.landing.world.scenes import Scene
+from halopose.types import Array
 
 _CLEAR = 110.0  # metres beside a centreline without objects
 _PAINTS = np.array(

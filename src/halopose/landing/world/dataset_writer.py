@@ -26,7 +26,6 @@ from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import (
     TRAINING_WEATHERS,
     WEATHERS,
-    Array,
     Runway,
     Scene,
     SceneSettings,
@@ -36,6 +35,7 @@ from halopose.landing.world.scenes import (
     labelled_runways,
     sample_scene,
 )
+from halopose.types import Array
 
 FLIP_INDEX = (1, 0, 3, 2)
 _PER_SPLIT = 1_000_000

@@ -11,7 +11,7 @@ from functools import lru_cache
 import cv2
 import numpy as np
 
-from halopose.landing.world.scenes import Array
+from halopose.types import Array
 
 SIZE = 1024  # texels along each side
 LANDSCAPES = 12

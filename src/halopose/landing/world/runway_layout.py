@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from halopose.landing.world.scenes import Array, Runway
+from halopose.landing.world.scenes import Runway
+from halopose.types import Array
 
 Colour = tuple[float, float, float]  # blue, green, red, linear
 Span = tuple[float, float]

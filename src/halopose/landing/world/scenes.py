@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import radians, tan
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halopose.boxes import PART_ASPECT, part_around
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera, Mount, camera_pose, project_points, rotation_from_angles
 from halopose.landing.runway import runway_corners
 from halopose.landing.world.footage_style import Footage, footage_ranges, sample_footage, sample_pavement
+from halopose.types import Array
 
-Array = NDArray[Any]
 Weather = Literal["clear", "haze", "dusk", "night", "fog"]
 
 WEATHERS: tuple[Weather, ...] = get_args(Weather)

@@ -1,6 +1,6 @@
 """Figures of docs/evidence/out-of-distribution.md for runways: the gate in fog, and other methods.
 
-    python -m research.novelty --work work/
+    python -m research.runway_novelty --work work/
 
 Tests the shipped runway heads on scenes of other seeds: fog, every weather of the calibration, and land without a
 runway. The gate was fitted on generic corruptions. Scenes and feature caches stay in the work folder, which may be

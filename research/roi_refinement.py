@@ -1,6 +1,6 @@
 """Region-of-interest refinement on frames of 1920 x 1152 pixels at distances from 2 to 6 km.
 
-    python -m research.closer_look --scenes 100
+    python -m research.roi_refinement --scenes 100
 
 Uses scenes with separate seeds, in all weathers of training. Compares three detections:
 
@@ -58,7 +58,7 @@ def main() -> None:
 
     def steered(scene: Scene, image: Array) -> PoseDistributions:
         whole = model.predict(image, conf=conf)[0]
-        return RoiRefiner(model, conf).look(image, whole, expected_box(believed(scene), scene.runway.corners()))
+        return RoiRefiner(model, conf).refine(image, whole, expected_box(believed(scene), scene.runway.corners()))
 
     ways: dict[str, Callable[[Scene, Array], PoseDistributions]] = {
         "once": lambda _, image: model.predict(image, conf=conf)[0],
