@@ -1,19 +1,21 @@
 """Smoothing with covariances: simulated films, a real film, crossing persons, and time per frame.
 
-    python -m research.smoothing --predictions build/multiview/SinglePerson/predictions.json
+    python -m research.smoothing --predictions A/predictions.json B/predictions.json --calibration Calib.qca.txt
 
 Simulated films show one person with Student-t errors that are correlated in time, hidden keypoints and outliers. The
 errors of single frames are compared with One-Euro (Casiez et al. 2012), with a Kalman filter of constant noise, and
 with halopose. The settings of the first two are the best ones for these films; halopose learns from each film. Crossing
 persons test identities. On the four films of ``research.multiview`` the table shows the jitter of hips and shoulders,
-which hardly move, beside the motion of ankles.
+which hardly move, beside the lag of wrists and ankles. A curve shows other settings of One-Euro and of the responsive
+filter. Coverage is the share of 95 % ellipses that hold the position that the three other cameras see.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,31 +26,42 @@ from halopose.data.coco import parse_predictions
 from halopose.data.files import read_json
 from halopose.data.films import by_film
 from halopose.keypoints import Keypoints
+from halopose.multiview.rig import read_calibration
+from halopose.multiview.triangulation import ViewObservations, triangulate_points
+from halopose.poses import PoseDistributions
+from halopose.tracking.live_tracking import track_live
 from halopose.tracking.motion import MeasurementSeries, Motion, run_filter
 from halopose.tracking.synthetic_films import Film, synthesize_film
 from halopose.tracking.tracker import Tracker, TrackSettings
-from halopose.tracking.tracks import follow, track
+from halopose.tracking.tracks import PoseTracks, follow, track
 from halopose.types import Array
+from research.multiview import interval
 
 LAYOUT = Keypoints.of(17)
 LEVELS = (0.5, 0.9, 0.95)
+RATE = 60.0  # frames per second of the real films
+REST, MOVING = [5, 6, 11, 12], [15, 16, 9, 10]  # shoulders and hips; ankles and wrists
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--films", type=int, default=6)
-    parser.add_argument("--predictions", type=Path, help="predictions.json of real films, at 60 Hz")
+    parser.add_argument("--predictions", type=Path, nargs="+", help="predictions.json of real films, at 60 Hz")
+    parser.add_argument("--calibration", type=Path, help="cameras of the first of these films, to measure coverage")
+    parser.add_argument("--curve", type=Path, help="draw jitter and lag of the real films here")
+    parser.add_argument("--real", action="store_true", help="real films only")
     parser.add_argument("--picture", type=Path, help="draw an ankle over time here, and nothing else")
     arguments = parser.parse_args()
     if arguments.picture is not None:
         draw(arguments.picture)
         return
-    for share in (0.0, 0.3, 0.6):
-        synthetic(share, arguments.films)
-    crossing()
-    speed()
+    if not arguments.real:
+        for share in (0.0, 0.3, 0.6):
+            synthetic(share, arguments.films)
+        crossing()
+        speed()
     if arguments.predictions is not None:
-        real(arguments.predictions)
+        real(arguments.predictions, arguments.calibration, arguments.curve)
 
 
 def one_euro(seen: Array, rate: float, cutoff: float, beta: float) -> Array:
@@ -104,17 +117,26 @@ def synthetic(share: float, films: int) -> None:
     found = [track(film.frames, LAYOUT, rate=30.0) for film in made]
     smooth = rmse([one.poses.keypoints for one in found])
     causal = rmse([one.filtered.keypoints for one in found])
+    quick = [
+        track_live(film.frames, LAYOUT, rate=30.0, settings=TrackSettings(responsive=1, confirm=1)) for film in made
+    ]
+    responsive = rmse([one.poses.keypoints for one in quick])
     raw = rmse(raws)
-    squared = np.concatenate([
-        np.einsum("tki,tkij,tkj->tk", e, np.linalg.inv(one.poses.covariance), e).ravel()
-        for one, t in zip(found, truth, strict=True)
-        for e in [one.poses.keypoints - t]
-    ])  # fmt: skip
+    squared, quick_squared = (
+        np.concatenate([
+            np.einsum("tki,tkij,tkj->tk", e, np.linalg.inv(one.poses.covariance), e).ravel()
+            for one, t in zip(tracks, truth, strict=True)
+            for e in [one.poses.keypoints - t]
+        ])
+        for tracks in (found, quick)
+    )  # fmt: skip
     held = " ".join(f"{np.mean(squared <= chi2.ppf(level, 2)):.3f}" for level in LEVELS)
     learnt = np.mean([float(one.motion.share) for one in found])
     print(f"share {share:.1f} (learnt {learnt:.2f}): raw {raw:.1f} px, One-Euro {euro:.1f}, constant {kalman:.1f},")
     print(f"  halopose causal {causal:.1f} (-{1 - causal / raw:.0%}), smoothed {smooth:.1f} (-{1 - smooth / raw:.0%})")
     print(f"  NEES {squared.mean():.2f} of 2; inside 50, 90, 95 %: {held}")
+    inside = np.mean(quick_squared <= chi2.ppf(0.95, 2))
+    print(f"  responsive {responsive:.1f} (-{1 - responsive / raw:.0%}), inside 95 %: {inside:.3f}")
 
 
 def draw(path: Path) -> None:
@@ -178,34 +200,163 @@ def speed() -> None:
     print(f"20 persons: pairing {1e3 * np.median(pairing[5:]):.1f} ms, update {1e3 * np.median(whole[5:]):.1f} ms")
 
 
-def real(path: Path) -> None:
-    """Jitter (standard deviation of second differences over sqrt 6) of what rests, and how far results lag."""
+@dataclass(frozen=True)
+class RealFilm:
+    """The main person of a real film, seen in every frame.
+
+    Attributes:
+        frames: Poses of each frame.
+        rows: Index of the person in each frame.
+        raw: Keypoints frame by frame (T, 17, 2).
+        tracks: The offline tracks, with the fitted motion.
+        part: Rows of the person in ``tracks``.
+    """
+
+    frames: Sequence[PoseDistributions]
+    rows: Sequence[int]
+    raw: Array
+    tracks: PoseTracks
+    part: Array
+
+    @property
+    def smooth(self) -> Array:
+        """Keypoints (T, 17, 2) that use frames in both directions."""
+        return self.tracks.poses.keypoints[self.part]
+
+    def responsive(self, factor: float) -> PoseDistributions:
+        """Poses of the person from the responsive filter, from the first detection on."""
+        settings = TrackSettings(responsive=factor, confirm=1)
+        live = track_live(self.frames, LAYOUT, rate=RATE, settings=settings)
+        near = [
+            min(live.rows(frame=n).tolist(), key=lambda row: np.abs(live.poses.keypoints[row] - seen).sum())
+            for n, seen in enumerate(self.smooth)
+        ]
+        return live.poses[np.array(near)]
+
+
+def films_of(path: Path) -> list[RealFilm]:
+    """Films in which the person with most detections is followed through all frames."""
     content = read_json(path)
-    films = by_film(path, content, parse_predictions(path, content, None))
-    rest, moving = [5, 6, 11, 12], [15, 16, 9, 10]
-    rows: dict[str, list[tuple[float, float]]] = {}
-    learnt = []
-    for frames in films.values():
-        found = track(frames, LAYOUT, rate=60.0)
-        learnt.append((float(found.motion.share), float(found.motion.memory)))
-        identity = np.bincount(found.track_ids).argmax()
-        part = found.rows(identity=int(identity))
+    result = []
+    for frames in by_film(path, content, parse_predictions(path, content, None)).values():
+        found = track(frames, LAYOUT, rate=RATE)
+        identity = int(np.bincount(found.track_ids).argmax())
+        part = found.rows(identity=identity)
         if len(part) < len(frames):
             continue
-        one = next(
-            t for t in follow(frames, LAYOUT, 60.0, TrackSettings(), found.motion, None) if t.identity == identity
-        )
-        raw = np.array([frames[n].keypoints[row] for n, row in enumerate(one.rows[: len(frames)])])
-        smooth = found.poses.keypoints[part]
-        tracks = {"frame by frame": raw, "One-Euro (1 Hz, 0.007)": one_euro(raw, 60.0, 1.0, 0.007),
-                  "halopose, causal": found.filtered.keypoints[part], "halopose, smoothed": smooth}  # fmt: skip
+        tracks = follow(frames, LAYOUT, RATE, TrackSettings(), found.motion, None)
+        rows = next(t for t in tracks if t.identity == identity).rows[: len(frames)]
+        raw = np.array([frames[n].keypoints[row] for n, row in enumerate(rows)])
+        result.append(RealFilm(frames, rows, raw, found, part))
+    return result
+
+
+def real(paths: Sequence[Path], calibration: Path | None, picture: Path | None) -> None:
+    """Jitter and lag of One-Euro and of our filters on real films, with a curve over their settings."""
+    curves = []
+    for number, path in enumerate(paths):
+        films = films_of(path)
+        tracks = {
+            "frame by frame": [film.raw for film in films],
+            "One-Euro (1 Hz, 0.007)": [one_euro(film.raw, RATE, 1.0, 0.007) for film in films],
+            "halopose, causal": [film.tracks.filtered.keypoints[film.part] for film in films],
+            "halopose, responsive": [film.responsive(1.0).keypoints for film in films],
+            "halopose, smoothed": [film.smooth for film in films],
+        }
+        known = [(float(film.tracks.motion.share), float(film.tracks.motion.memory)) for film in films]
+        print(f"{path}, {len(films)} films: " + ", ".join(f"{s:.2f} of the variance for {m:.1f} s" for s, m in known))
         for name, places in tracks.items():
-            jitter = np.std(np.diff(places[:, rest], 2, axis=0)) / np.sqrt(6)
-            rows.setdefault(name, []).append((float(jitter), lag(places[:, moving], smooth[:, moving])))
-    print("real films: " + ", ".join(f"{s:.2f} of the variance lasts for {m:.1f} s" for s, m in learnt))
-    for name, values in rows.items():
-        jitter, late = np.mean(values, axis=0)
-        print(f"  {name:24} jitter {jitter:.2f} px, lag {late:+.1f} frames")
+            jitter, late = jitter_and_lag(films, places)
+            print(f"  {name:24} jitter {jitter:.2f} px, lag {late:+.2f} frames")
+        curves.append((path.parent.name, curve(films)))
+        for name, points in curves[-1][1].items():
+            print(f"  {name}: " + ", ".join(f"({jitter:.2f}, {late:+.2f})" for jitter, late in points))
+        if calibration is not None and number == 0:
+            coverage(calibration, films)
+    if picture is not None:
+        draw_curves(curves, picture)
+
+
+def jitter_and_lag(films: Sequence[RealFilm], places: Sequence[Array]) -> tuple[float, float]:
+    """Means over films: standard deviation of second differences of hips and shoulders over sqrt 6, and the lag."""
+    jitter = [np.std(np.diff(one[:, REST], 2, axis=0)) / np.sqrt(6) for one in places]
+    late = [lag(one[:, MOVING], film.smooth[:, MOVING]) for one, film in zip(places, films, strict=True)]
+    return float(np.mean(jitter)), float(np.mean(late))
+
+
+def curve(films: Sequence[RealFilm]) -> dict[str, list[tuple[float, float]]]:
+    """Jitter and lag over the settings of One-Euro and of the responsive filter."""
+    factors = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0)
+    found = {
+        f"One-Euro, {cutoff:g} Hz": [
+            jitter_and_lag(films, [one_euro(film.raw, RATE, cutoff, beta) for film in films])
+            for beta in (0.001, 0.002, 0.004, 0.007, 0.012, 0.02, 0.05)
+        ]
+        for cutoff in (0.3, 1.0, 3.0)
+    }
+    responsive = [jitter_and_lag(films, [film.responsive(f).keypoints for film in films]) for f in factors]
+    return found | {"halopose, responsive": responsive}
+
+
+def draw_curves(curves: Sequence[tuple[str, dict[str, list[tuple[float, float]]]]], path: Path) -> None:
+    """A chart of jitter and lag, one panel for each film."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(curves), figsize=(4.6 * len(curves), 3.8), dpi=110, squeeze=False)
+    greys = iter(["#b9b9b9", "#8a8a8a", "#5c5c5c"] * len(curves))
+    for axes, (name, lines) in zip(panels[0], curves, strict=True):
+        for label, points in lines.items():
+            own = label.startswith("halopose")
+            style = {"color": "#0a7d5a", "lw": 2.2} if own else {"color": next(greys), "lw": 1.4}
+            axes.plot(*np.array(points).T, marker="o", ms=4, label=label, **style)
+        axes.plot(*lines["halopose, responsive"][4], "o", ms=9, mfc="none", mec="#0a7d5a")
+        axes.plot(*lines["One-Euro, 1 Hz"][3], "o", ms=9, mfc="none", mec="#c2510a")
+        axes.set(title=name, xlabel="jitter at rest, pixels", ylabel="lag, frames", xlim=(0, None))
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def coverage(calibration: Path, films: Sequence[RealFilm]) -> None:
+    """Share of body keypoints whose 95 % ellipse holds the position that the three other cameras see."""
+    views = read_calibration(calibration)
+    poses = [PoseDistributions.concatenate([f.frames[n][row] for n, row in enumerate(f.rows)]) for f in films]
+    frames, keypoints = poses[0].keypoints.shape[:2]
+    points = frames * keypoints
+    seen = ViewObservations(
+        np.stack([one.mean.reshape(points, 2) for one in poses], axis=1),
+        np.stack([one.covariance.reshape(points, 2, 2) for one in poses], axis=1),
+        np.stack([np.asarray(one.keep, dtype=bool).reshape(points) for one in poses], axis=1),
+    )
+    kinds = {
+        "frame by frame": poses,
+        "halopose, causal": [film.tracks.filtered[film.part] for film in films],
+        "halopose, responsive": [film.responsive(1.0) for film in films],
+        "halopose, smoothed": [film.tracks.poses[film.part] for film in films],
+    }
+    body = np.tile(np.arange(keypoints) >= 5, frames)
+    squares: dict[str, list[Array]] = {name: [] for name in kinds}
+    series: list[Array] = []
+    for number, view in enumerate(views):
+        used = seen.used.copy()
+        used[:, number] = False
+        rows = np.flatnonzero(body & seen.used[:, number] & (used.sum(1) == len(views) - 1))
+        found = triangulate_points(views, seen.take(rows, used[rows]), consistent=None)
+        jacobian = view.jacobian(found.place)
+        spread = jacobian @ found.covariance @ np.swapaxes(jacobian, -1, -2)
+        for name, kind in kinds.items():
+            error = kind[number].mean.reshape(points, 2)[rows] - view.project(found.place)
+            total = kind[number].covariance.reshape(points, 2, 2)[rows] + spread
+            squares[name].append(np.einsum("ni,nij,nj->n", error, np.linalg.inv(total), error))
+        series.append(rows % keypoints + keypoints * number)
+    for name, values in squares.items():
+        inside = (np.concatenate(values) <= chi2.ppf(0.95, 2)).astype(float)
+        print(f"  {name:24} {len(inside)} keypoints in 95 %: {interval(inside, np.concatenate(series))}")
 
 
 def lag(places: Array, reference: Array, reach: int = 10) -> float:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from halopose.calibration.calibration_monitor import CalibrationMonitor, _OnlineRanks
+from halopose.calibration.calibration_monitor import CalibrationMonitor
 from halopose.errors import HaloposeError
+from halopose.runtime.predict import _OnlineRanks
 
 
 def conformal(values: np.ndarray, known: np.ndarray) -> list[float]:

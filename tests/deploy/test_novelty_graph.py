@@ -1,6 +1,7 @@
 """Out-of-distribution p-values of the exported model: compared with the package."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from halopose.deploy.onnx_file import ExportSettings, build, read_facts, write_m
 from halopose.landing import shipped_detectors
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import sample_scene
+from halopose.prediction.stream_monitor import StreamMonitor
 from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.runtime import predict
 from halopose.types import Array
@@ -86,6 +88,26 @@ def test_an_alarm_needs_novelty(
         else:
             assert code == 0
             assert "unlike anything seen" in printed.out
+
+
+def test_the_monitor_of_the_runtime_is_that_of_the_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scenes: list[Array], pose: UncertainPose
+) -> None:
+    write_model(build(pose.host, pose.artifact), tmp_path / "model.onnx")
+    deployed, watch = predict.Model(str(tmp_path / "model.onnx")), StreamMonitor(pose, 0.3)
+    paths = [str(tmp_path / f"{n:02d}.npy") for n in range(9)]
+    for n, path in enumerate(paths):
+        np.save(path, scenes[n % len(scenes)])
+        watch.update(cast("Any", deployed.predict(scenes[n % len(scenes)])), path)
+    given_ = [*paths, "--model", str(tmp_path / "model.onnx"), "--json"]
+    assert predict.main([*given_, "--monitor", "0.3"]) == 0
+    said = capsys.readouterr().err
+    assert f"monitor: {watch.state}" in said
+    assert said.count("no longer like") == watch.state.alarmed
+    assert predict.main([*given_, "--monitor", "0"]) == 2
+    write_model(build(host_of("11"), artifact_for(host_of("11"), imgsz=64)), tmp_path / "model.onnx")
+    assert predict.main([*given_, "--monitor", "0.3"]) == 2
+    assert "halopose novelty" in capsys.readouterr().err
 
 
 @given(st.integers(0, 2**31), st.integers(1, 3))

@@ -179,10 +179,29 @@ def test_images_are_kept_only_where_something_shows_them(
 
 
 class Strange(Oracle):
-    """Detections that are all out of distribution."""
+    """Detections and images that are all out of distribution."""
+
+    novelty_size = 999
 
     def predict(self, image: Array, conf: float) -> list[PoseDistributions]:
-        return [replace(poses, novelty=np.full(len(poses), 1e-3)) for poses in super().predict(image, conf)]
+        unusual = np.full(1, 1e-3)
+        return [
+            replace(poses, novelty=np.full(len(poses), 1e-3), image_novelty=unusual)
+            for poses in super().predict(image, conf)
+        ]
+
+
+def test_the_monitor_watches_simulated_and_recorded_flights(land: Callable[..., Any], tmp_path: Path) -> None:
+    there = tmp_path / "approach"
+    log, said = land(
+        "simulate", "--rate", 1, "--monitor", 0.01, "--record", there, model=Strange(LandingSettings(rate=1), START)
+    )
+    assert log["summary"]["monitor"].startswith("alarm at image ")
+    assert f"monitor: {log['summary']['monitor']}" in said
+    files = "--frames", there / "video.mp4", "--camera", there / "camera.yaml", "--runway", there / "runway.json"
+    given = *files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv", "--monitor", 0.01
+    replayed, _ = land("replay", *given, model=Strange(LandingSettings(rate=1), START))
+    assert replayed["summary"]["monitor"] == log["summary"]["monitor"]
 
 
 def test_an_out_of_distribution_recording_is_reported(land: Callable[..., Any], tmp_path: Path) -> None:

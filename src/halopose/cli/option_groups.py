@@ -10,7 +10,7 @@ _GROUPS = {
     "Model": "base artifact deployed family end2end unsafe uncalibrated visibility imgsz widen",
     "Data": "data frames split train val images val_images truth against file_format size sizes calibration overlap",
     "Detections": "conf iou classes max_det detections alarm score monitor",
-    "Film": "rate confirm gap camera_motion causal vid_stride offsets smooth frame_rate",
+    "Film": "rate confirm gap camera_motion causal responsive vid_stride offsets smooth frame_rate",
     "Pictures": "probability hide_pruned boxes legend pictures picture show animation",
     "Output": "output joint exist_ok save_txt save_csv report log work write record unit up cells web",
     "Training": (

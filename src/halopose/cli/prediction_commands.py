@@ -267,9 +267,7 @@ def predict(
         say(f"{written.images} images, per image: {written.speed}")
     say(f"{written.done} of {written.sources} -> {written.folder}")
     if written.monitor is not None:
-        state = written.monitor
-        status = f"alarm at image {state.alarmed_at}" if state.alarmed else "no alarm"
-        say(f"monitor: {status} of {state.count} (evidence {state.evidence:.3g})")
+        say(f"monitor: {written.monitor}")
     if written.skipped:
         say(f"{len(written.skipped)} could not be read")
         raise typer.Exit(1)

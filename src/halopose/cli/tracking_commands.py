@@ -22,6 +22,7 @@ from halopose.cli.options import (
     VidStride,
     between,
     class_numbers,
+    finite,
     refuse_with_deployed,
 )
 from halopose.cli.terminal import progress, say
@@ -56,6 +57,14 @@ def track(
     camera_motion: Annotated[
         bool, typer.Option("--camera-motion", help="Estimate the motion of a moving camera from the background.")
     ] = False,
+    responsive: Annotated[
+        float,
+        typer.Option(
+            callback=finite,
+            help="Causal filter for display and control, with less jitter and lag and wider covariances: 1 is usual, "
+            "more follows faster, less is calmer.",
+        ),
+    ] = 0.0,
     causal: Annotated[
         bool, typer.Option("--causal", help="Use nothing of later frames, as is always the case for a camera.")
     ] = False,
@@ -95,14 +104,14 @@ def track(
         refuse_with_deployed(context, "device", "unsafe")
         base = folder_of(deployed)
     settings = TrackFileSettings(
-        tracker=TrackSettings(score=score, confirm=confirm, gap=gap),
+        tracker=TrackSettings(score=score, confirm=confirm, gap=gap, responsive=responsive),
         conf=conf,
         iou=iou,
         imgsz=imgsz,
         rate=rate,
         probability=probability,
         camera_motion=camera_motion,
-        causal=causal,
+        causal=causal or responsive > 0,
         pictures=picture,
         classes=class_numbers(classes),
         max_det=max_det,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
 
-from halopose.cli.options import Seed, add_command, finite
+from halopose.cli.options import Monitor, Seed, add_command, finite
 from halopose.cli.terminal import progress, say
 from halopose.errors import HaloposeError
 
@@ -102,6 +102,7 @@ def simulate(
     prune: _Prune = True,
     integrity: _Integrity = True,
     alarm: _Alarm = 0.05,
+    monitor: Monitor = None,
     requirement: _Requirement = "lpv-200",
     conf: _Confidence = 0.7,
     base: _Base = None,
@@ -137,7 +138,7 @@ def simulate(
     outputs.make_folder()
     model = load_detector(base, artifact, device=device, widen=widen)
     with progress() as step:
-        landing = run.simulate(model, settings, record_to=record, progress=step)
+        landing = run.simulate(model, settings, record_to=record, monitor=monitor, progress=step)
     _report(landing, outputs)
 
 
@@ -174,6 +175,7 @@ def replay(
     prune: _Prune = True,
     integrity: _Integrity = True,
     alarm: _Alarm = 0.05,
+    monitor: Monitor = None,
     requirement: _Requirement = "lpv-200",
     conf: _Confidence = 0.7,
     base: _Base = None,
@@ -216,7 +218,12 @@ def replay(
     model = load_detector(base, artifact, footage=True, device=device, widen=widen)
     with progress() as step:
         landing = run.replay(
-            model, recording, roi_refinement=roi_refinement, keep_images=outputs.need_images, progress=step
+            model,
+            recording,
+            roi_refinement=roi_refinement,
+            keep_images=outputs.need_images,
+            monitor=monitor,
+            progress=step,
         )
     _report(landing, outputs)
 

@@ -43,6 +43,7 @@ from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import Scene
 from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import Predictor
+from halopose.prediction.stream_monitor import StreamMonitor
 from halopose.types import Array
 
 Progress = Callable[[str, int, int], None]
@@ -145,10 +146,24 @@ class SimulatedFlight(Flight):
     truth: TrueTrajectory
 
 
-def land(model: Predictor, settings: LandingSettings, progress: Progress | None = None) -> SimulatedFlight:
-    """Simulate the approach of a seed with the camera and all sensors on board."""
+def land(
+    model: Predictor,
+    settings: LandingSettings,
+    progress: Progress | None = None,
+    monitor: StreamMonitor | None = None,
+) -> SimulatedFlight:
+    """Simulate the approach of a seed with the camera and all sensors on board.
+
+    Args:
+        model: runway detector.
+        settings: settings of the flight.
+        progress: called with the name, number and count of finished steps.
+        monitor: calibration monitor that watches the frames.
+    """
     images: list[Array] = []
     found = detect_in_flight(model, settings, progress, images)
+    if monitor is not None:
+        monitor.watch(found, settings.rate)
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
     truth = true_trajectory(approach)
     return navigate(approach, truth, frame_times(truth, settings), found, settings, tuple(images))

@@ -23,6 +23,7 @@ from halopose.landing.recordings.record_flight import record
 from halopose.landing.recordings.recording import Recording, fly_recording
 from halopose.landing.summary import summarise
 from halopose.prediction.predictor import Predictor
+from halopose.prediction.stream_monitor import StreamMonitor
 from halopose.types import Progress
 
 
@@ -31,6 +32,7 @@ def simulate(
     settings: LandingSettings,
     *,
     record_to: Path | None = None,
+    monitor: float | None = None,
     progress: Progress | None = None,
 ) -> Landing:
     """Simulate an approach with camera images and all sensors on board.
@@ -39,12 +41,14 @@ def simulate(
         model: runway detector, for example from `load_detector`.
         settings: flight, sensors and estimator settings.
         record_to: folder to record the flight to, for `open_recording`.
+        monitor: false-alarm probability of the calibration monitor over the whole flight; None: no monitor.
         progress: called with the name, number and count of finished steps.
     """
-    flight = flying.land(model, settings, progress)
+    watch = None if monitor is None else StreamMonitor(model, monitor)
+    flight = flying.land(model, settings, progress, watch)
     if record_to is not None:
         record(flight, record_to)
-    return Landing(flight, summarise(flight))
+    return Landing(flight, {**summarise(flight), **_monitored(watch)})
 
 
 def replay(
@@ -53,6 +57,7 @@ def replay(
     *,
     roi_refinement: bool = False,
     keep_images: bool = False,
+    monitor: float | None = None,
     progress: Progress | None = None,
 ) -> Landing:
     """Detect the runway in the frames of a recording and fuse it with the logged sensors.
@@ -62,11 +67,20 @@ def replay(
         recording: frames, camera, runway and logs, from `open_recording`.
         roi_refinement: detect again in a full-resolution crop, for frames larger than the model input.
         keep_images: keep camera images for the animation.
+        monitor: false-alarm probability of the calibration monitor over the whole flight; None: no monitor.
         progress: called with the name, number and count of finished steps.
     """
-    flight = fly_recording(model, recording, roi_refinement=roi_refinement, keep_images=keep_images, progress=progress)
-    summary = summarise(flight)
+    watch = None if monitor is None else StreamMonitor(model, monitor)
+    flight = fly_recording(
+        model, recording, roi_refinement=roi_refinement, keep_images=keep_images, monitor=watch, progress=progress
+    )
+    summary = {**summarise(flight), **_monitored(watch)}
     return Landing(flight, summary, recording.site, _advice(summary))
+
+
+def _monitored(watch: StreamMonitor | None) -> dict[str, str]:
+    """Return the entry of the calibration monitor in the summary."""
+    return {} if watch is None else {"monitor": str(watch.state)}
 
 
 def _advice(summary: dict[str, Any]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from halopose.calibration.calibration_monitor import CalibrationMonitor, MonitorState
 from halopose.errors import HaloposeError
@@ -66,6 +67,17 @@ class StreamMonitor:
             name, state.evidence, state.count,
         )  # fmt: skip
         return True
+
+    def watch(self, frames: Sequence[PoseDistributions], rate: float) -> MonitorState:
+        """Process all frames of a film and return the state.
+
+        Args:
+            frames: Poses of each frame.
+            rate: Frames per second.
+        """
+        for number, poses in enumerate(frames):
+            self.update(poses, f"frame {number} ({number / rate:.1f} s)", "", rate)
+        return self.state
 
     def _too_close(self, film: str | None, rate: float | None) -> bool:
         """Whether less than a second has passed since the last used frame of the film."""

@@ -91,6 +91,7 @@ class TrackedFilm:
         keypoints: Number of keypoints of all tracks in all frames.
         motion: Motion and error model; None without a track.
         causal: Whether no later frames were used.
+        responsive: Whether the responsive filter was used.
         written: The files that were written.
         speed: Mean milliseconds per frame for reading, model, uncertainty, and drawing with writing; they overlap.
     """
@@ -102,6 +103,7 @@ class TrackedFilm:
     keypoints: int = 0
     motion: Motion | None = None
     causal: bool = False
+    responsive: bool = False
     written: tuple[Path, ...] = ()
     speed: Speed | None = None
 
@@ -117,6 +119,8 @@ class TrackedFilm:
         text = f"{len(self.identities)} tracks in {self.frames} frames; {bridged:.0%} of their keypoints bridged"
         if self.motion is None:
             return text
+        if self.responsive:
+            return f"{text}\nresponsive filter: accelerations follow the speed"
         motion, how = self.motion, "assumed motion model" if self.causal else "fitted motion model"
         correlated = f"{float(motion.share):.0%} of the error variance correlated over {float(motion.memory):.2g} s"
         low, high = motion.acceleration.min(), motion.acceleration.max()
@@ -199,7 +203,8 @@ def track_predictions(
     rate = settings.rate or known_rate or 25.0
     follow = track_live_windows if settings.causal else track_windows
     windows = follow(frames, layout, rate=rate, settings=settings.tracker, window=WINDOW)
-    found = TrackedFilm(path.stem, len(frames), causal=settings.causal, written=written)
+    responsive = settings.tracker.responsive > 0
+    found = TrackedFilm(path.stem, len(frames), causal=settings.causal, responsive=responsive, written=written)
     with TrackWriter(make_folder(folder)) as writer:
         for window in windows:
             if window.tracks is not None:
@@ -245,7 +250,8 @@ class _TrackRun:
         self.monitor = None if settings.monitor is None else StreamMonitor(model, settings.monitor)
         self.warps: list[Warp | None] = []
         self.clock = SpeedClock()
-        self.found = TrackedFilm(source.name, written=_outputs(folder, source.path, self.target))
+        written = _outputs(folder, source.path, self.target)
+        self.found = TrackedFilm(source.name, responsive=settings.tracker.responsive > 0, written=written)
 
     def twice(self) -> TrackedFilm:
         """Predict the whole film, track it, and read it again to draw."""

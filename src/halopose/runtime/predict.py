@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import re
 import sys
 import tempfile
@@ -928,6 +929,91 @@ def _pixel(place: Array) -> Tuple[int, int]:
     return round(float(place[0]) * 16), round(float(place[1]) * 16)
 
 
+# Calibration monitor -----------------------------------------------------------------------------------------
+
+SMALL_BETS = ((0.1, 1.0), (0.3, 1.0), (0.5, 1.0), (0.75, 1.0))  # Beta densities: small p-values
+_FLOOR = 1e-9  # p-values are kept this far from 0 and 1
+_LARGEST_CAPITAL = 1e300
+
+
+class BettingMartingale:
+    """Evidence that a stream of p-values is no longer exchangeable with the calibration values.
+
+    Each p-value is ranked among the calibration values and the stream so far, so that the ranks of an exchangeable
+    stream are independent and uniform. The martingale is a mixture over the moment of the change and over bets against
+    uniform ranks. Over an exchangeable stream of any length it reaches 1 / alpha with probability alpha at most.
+
+    Attributes:
+        count: Number of p-values seen.
+        evidence: Value of the martingale.
+
+    Args:
+        size: Number n of calibration values behind p-values k / (n + 1); None: p-values are uniform.
+        bets: Parameters of Beta densities to bet with.
+        seed: Seed of the ranks of equal p-values.
+    """
+
+    def __init__(
+        self, size: Optional[int] = None, bets: Sequence[Tuple[float, float]] = SMALL_BETS, seed: int = 0
+    ) -> None:
+        self.count, self.evidence = 0, 1.0
+        self._bets = [(a, b, math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)) for a, b in bets]
+        self._started = [0.0] * len(bets)  # capital of bets that began at an earlier p-value, by bet
+        self._unstarted = 1.0  # capital of bets that are still to begin
+        self._ranks = None if size is None else _OnlineRanks(size, seed)
+
+    def update(self, p: float) -> float:
+        """Take the next p-value, from 0 to 1; return the evidence."""
+        self.count += 1
+        rank = p if self._ranks is None else self._ranks.uniform(p)
+        # Share of the capital kept for later changes: it falls slowly, so that late changes count.
+        begin = self._unstarted - 1 / math.log2(2 + self.count / 8)
+        self._unstarted -= begin
+        share = begin / len(self._bets)
+        low, high = math.log(max(rank, _FLOOR)), math.log(max(1 - rank, _FLOOR))
+        self._started = [
+            min((capital + share) * math.exp(norm + (a - 1) * low + (b - 1) * high), _LARGEST_CAPITAL)
+            for capital, (a, b, norm) in zip(self._started, self._bets)
+        ]
+        self.evidence = self._unstarted + sum(self._started)
+        return self.evidence
+
+
+class _OnlineRanks:
+    """Ranks of conformal p-values among n calibration values and the stream so far.
+
+    A p-value k / (n + 1) says that k - 1 calibration values are more extreme. Values of the stream with the same k are
+    in an unknown order, which is drawn at random: under exchangeability every order is equally likely.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size = size
+        self._tree = [0] * (size + 2)  # Fenwick tree of the stream by k
+        self._count = 0
+        self._random = random.Random(seed)
+
+    def uniform(self, p: float) -> float:
+        """The rank of a p-value as a number from 0 to 1, and remember the value."""
+        k = min(max(round(p * (self._size + 1)), 1), self._size + 1)
+        before = self._below(k - 1)
+        equal = self._below(k) - before
+        place = k - 1 + before + self._random.randrange(equal + 1)
+        found = (place + self._random.random()) / (self._size + self._count + 1)
+        self._count += 1
+        while k < len(self._tree):
+            self._tree[k] += 1
+            k += k & -k
+        return found
+
+    def _below(self, k: int) -> int:
+        """Number of values of the stream with at most this k."""
+        total = 0
+        while k > 0:
+            total += self._tree[k]
+            k -= k & -k
+        return total
+
+
 # Command line -----------------------------------------------------------------------------------------------
 
 
@@ -1029,6 +1115,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "--probability", type=float, default=0.95, help="probability that an ellipse contains the keypoint"
     )
     parser.add_argument("--alarm", type=float, help="flag out-of-distribution detections at this rate, e.g. 0.05")
+    parser.add_argument(
+        "--monitor",
+        type=float,
+        help="warn when images stop being like those of the calibration, with at most this false-alarm probability "
+        "over the whole run, e.g. 0.01",
+    )
     options = parser.parse_args(arguments)
     problem: Any
     with warnings.catch_warnings():
@@ -1063,6 +1155,7 @@ def _run(options: argparse.Namespace) -> int:
     model = Model(options.model)
     if options.alarm is not None and model.facts.novelty is None:
         raise Problem("--alarm needs an out-of-distribution model: add it with `halopose novelty` and export again")
+    monitor = None if options.monitor is None else _Monitor(model.facts, options.monitor)
     paths = _images(options.images)
     names = _names(paths)
     ids = image_ids([file_name for _, file_name in names])
@@ -1079,6 +1172,8 @@ def _run(options: argparse.Namespace) -> int:
             _show(f"skipped {path}: {problem}" if path not in str(problem) else f"skipped: {problem}")
             skipped += 1
             continue
+        if monitor is not None:
+            monitor.update(poses, path)
         if options.json:
             results += _entries(poses, ids[file_name], file_name, options.alarm)
             continue
@@ -1090,11 +1185,43 @@ def _run(options: argparse.Namespace) -> int:
             _write_picture(draw(image, poses, model.facts.keypoint_names, options.probability), target)
     if skipped == len(paths):
         return 2
+    if monitor is not None:
+        _show(f"monitor: {monitor.summary}")
     if options.json:
         sys.stdout.write(json.dumps(results) + "\n")
     elif not drawn:
         _show("no pictures were drawn, because OpenCV is missing: pip install opencv-python-headless")
     return 1 if skipped else 0
+
+
+class _Monitor:
+    """Warns once when images stop being like those of the calibration."""
+
+    def __init__(self, facts: Facts, alarm: float) -> None:
+        if facts.novelty is None:
+            raise Problem("--monitor needs an out-of-distribution model: add it with `halopose novelty`, export again")
+        if not 0 < alarm < 1:
+            raise Problem(f"--monitor must lie between 0 and 1, got {alarm}")
+        self._alarm, self._alarmed_at = alarm, 0
+        self._martingale = BettingMartingale(len(facts.novelty["known_images"]))
+
+    def update(self, poses: Poses, path: str) -> None:
+        """Take the p-value of the next image."""
+        if poses.image_novelty is None:
+            return
+        evidence = self._martingale.update(float(poses.image_novelty[0]))
+        if not self._alarmed_at and evidence >= 1 / self._alarm:
+            self._alarmed_at = self._martingale.count
+            _show(
+                f"monitor: from {path} on, images are no longer like those of the calibration (evidence "
+                f"{evidence:.3g} after {self._alarmed_at} images): check camera, lens and weather, then recalibrate"
+            )
+
+    @property
+    def summary(self) -> str:
+        """Whether and when the alarm was raised."""
+        found = f"alarm at image {self._alarmed_at}" if self._alarmed_at else "no alarm"
+        return f"{found} of {self._martingale.count} (evidence {self._martingale.evidence:.3g})"
 
 
 def _entries(poses: Poses, identity: int, file_name: str, alarm: Optional[float]) -> List[Dict[str, Any]]:

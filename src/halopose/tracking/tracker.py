@@ -15,6 +15,7 @@ from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.tracking.detection_pairing import pair, similarity
 from halopose.tracking.motion import Motion, State, Warp, begin, predict, update
+from halopose.tracking.responsive_filter import LASTING_SHARE, responsive_motion
 from halopose.types import Array
 
 _SIZE_MEMORY = 0.9  # weight of the previous size of an object at each detection
@@ -31,6 +32,9 @@ class TrackSettings:
         similarity: Smallest OKS of object and detection, with tolerances widened by the covariances.
         duplicate: OKS with a detected object above which a detection starts no track.
         prune: Whether to ignore pruned keypoints.
+        responsive: Factor of the accelerations of the responsive filter, which has less jitter and lag and wider
+            covariances; 1 is usual, more follows faster, less is calmer. 0: use ``motion``. The responsive filter also
+            uses pruned keypoints.
     """
 
     score: float = 0.25
@@ -39,12 +43,15 @@ class TrackSettings:
     similarity: float = 0.3
     duplicate: float = 0.6
     prune: bool = True
+    responsive: float = 0.0
 
     def __post_init__(self) -> None:
         if self.confirm < 1 or not self.gap >= 0 or not all(0 <= x <= 1 for x in (self.score, self.similarity)):
             raise HaloposeError(
                 "invalid track settings: confirm must be 1 or more, gap 0 or more, score and similarity from 0 to 1"
             )
+        if not 0 <= self.responsive <= 100:
+            raise HaloposeError(f"responsive is a factor from 0 to 100, got {self.responsive:g}")
 
 
 @dataclass
@@ -118,6 +125,7 @@ class Tracker:
         self.ended: list[Track] = []
         self._live: list[Track] = []
         self._state = State(np.zeros((0, len(layout), 6)), np.zeros((0, len(layout), 6, 6)))
+        self._lasting = np.zeros((0, len(layout), 2, 2))  # covariance of errors that the filter cannot average out
         self._size = np.zeros(0)
         self._boxes = np.zeros((0, 4))
         self._scores = np.zeros(0)
@@ -147,7 +155,7 @@ class Tracker:
         if not len(poses) and not self._live:  # fast path for long times without objects
             self._frame += 1
             return self._nobody
-        self._state = predict(self._state, self.motion, self._size, self.step, warp)
+        self._state = predict(self._state, self._current_motion(), self._size, self.step, warp)
         pairs = self._pairs(poses)
         self._correct(poses, pairs)
         taken = {column for _, column in pairs}
@@ -159,7 +167,7 @@ class Tracker:
     def _pairs(self, poses: PoseDistributions) -> list[tuple[int, int]]:
         """Pairs of tracks and detections: confident detections are matched first."""
         used, tolerance = self._used(poses), self._tolerance(poses)
-        place, spread = self._state.place
+        place, spread = self._place()
         similar = similarity(place, spread, poses.mean, poses.covariance, used, tolerance)
         free, found = np.arange(len(place)), []
         for group in (poses.scores >= self.settings.score, poses.scores < self.settings.score):
@@ -169,6 +177,32 @@ class Tracker:
             free = np.setdiff1d(free, [a for a, _ in chosen])
             found += chosen
         return found
+
+    def _current_motion(self) -> Motion:
+        """Motion and error model (N, K) of the next frame."""
+        factor = self.settings.responsive
+        return responsive_motion(self._state, self._size, factor) if factor else self.motion
+
+    def _place(self) -> tuple[Array, Array]:
+        """Positions (N, K, 2) and their covariances (N, K, 2, 2)."""
+        place, spread = self._state.place
+        return place, spread + self._lasting
+
+    def _measured(self, state: State, poses: PoseDistributions) -> tuple[State, Array]:
+        """Update states with the detections of the same rows.
+
+        Returns:
+            Updated states, and covariances (N, K, 2, 2) of the lasting errors.
+        """
+        used = np.asarray(poses.keep, dtype=bool) | (not self.settings.prune)
+        if self.settings.responsive:
+            used = used | (poses.keypoints != 0).any(-1)  # a missing keypoint of another tool is at 0, 0
+            motion = responsive_motion(state, sizes(poses, self.layout), self.settings.responsive)
+            state, _ = update(state, motion, poses.mean, np.linalg.cholesky(poses.covariance), used, None, None)
+            return state, LASTING_SHARE * poses.covariance
+        nu = None if poses.dof is None else np.broadcast_to(poses.dof, used.shape)
+        state, _ = update(state, self.motion, poses.mean, np.linalg.cholesky(poses.scale), used, nu, None)
+        return state, np.zeros_like(poses.covariance)
 
     def _used(self, poses: PoseDistributions) -> Array:
         """Whether a keypoint is used (N, K); all keypoints of a pose without kept keypoints are used."""
@@ -188,10 +222,7 @@ class Tracker:
             return
         state = State(self._state.mean[rows], self._state.covariance[rows])
         chosen = poses[columns]
-        used = np.asarray(chosen.keep, dtype=bool) | (not self.settings.prune)
-        nu = None if chosen.dof is None else np.broadcast_to(chosen.dof, used.shape)
-        factor = np.linalg.cholesky(chosen.scale)
-        state, _ = update(state, self.motion, chosen.mean, factor, used, nu, None)
+        state, self._lasting[rows] = self._measured(state, chosen)
         mean, covariance = self._state.mean.copy(), self._state.covariance.copy()
         mean[rows], covariance[rows] = state
         self._state = State(mean, covariance)
@@ -211,7 +242,8 @@ class Tracker:
                 self.ended.append(track)
         self._live = [self._live[n] for n in stay]
         self._state = State(self._state.mean[stay], self._state.covariance[stay])
-        self._size, self._boxes, self._scores = self._size[stay], self._boxes[stay], self._scores[stay]
+        self._lasting, self._size = self._lasting[stay], self._size[stay]
+        self._boxes, self._scores = self._boxes[stay], self._scores[stay]
 
     def _begin(self, poses: PoseDistributions, left: list[int]) -> None:
         left = [n for n in left if poses.scores[n] >= self.settings.score]
@@ -229,20 +261,20 @@ class Tracker:
         used = np.asarray(new.keep, dtype=bool) | (not self.settings.prune)
         size = sizes(new, self.layout)
         first = begin(new.mean, used, size)
-        nu = None if new.dof is None else np.broadcast_to(new.dof, used.shape)
-        first, _ = update(first, self.motion, new.mean, np.linalg.cholesky(new.scale), used, nu, None)
+        first, lasting = self._measured(first, new)
         for number in fresh:
             self._identities += 1
             self._live.append(Track(self._identities, self._frame, [left[int(number)]]))
         joined = [np.concatenate([old, add]) for old, add in zip(self._state, first, strict=True)]
         self._state = State(*joined)
+        self._lasting = np.concatenate([self._lasting, lasting])
         self._size = np.concatenate([self._size, size])
         self._boxes, self._scores = np.concatenate([self._boxes, new.boxes]), np.r_[self._scores, new.scores]
 
     def _known(self) -> tuple[Array, PoseDistributions]:
         shown = np.array([track.seen >= self.settings.confirm for track in self._live], dtype=bool)
         self._shown = shown
-        place, spread = self._state.place
+        place, spread = self._place()
         identities = np.array([track.identity for track in self._live], dtype=np.int64)
         return identities[shown], PoseDistributions(
             self._boxes[shown], self._scores[shown], place[shown], spread[shown], spread[shown]

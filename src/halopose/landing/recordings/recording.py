@@ -22,6 +22,7 @@ from halopose.landing.recordings.input_checks import check_inputs
 from halopose.landing.recordings.logs import Kind, Log, held, measurements, read_log, too_far
 from halopose.landing.recordings.runway_sites import Site, corners_seen_from, other_runways, read_runway
 from halopose.prediction.predictor import Predictor
+from halopose.prediction.stream_monitor import StreamMonitor
 from halopose.types import Array, Progress
 
 log = logging.getLogger(__name__)
@@ -109,12 +110,15 @@ def fly_recording(
     *,
     roi_refinement: bool = False,
     keep_images: bool = False,
+    monitor: StreamMonitor | None = None,
     progress: Progress | None = None,
 ) -> Flight:
     """Detect the runway in all frames, then associate, solve, check and fuse; see `halopose.landing.run.replay`."""
     frames, lens, settings = recording.frames, recording.lens, recording.settings
     images = FrameBuffer(len(frames.times)) if keep_images else None
     times, seen = replaying.detections_in(model, frames, lens, settings.conf, progress, images)
+    if monitor is not None:
+        monitor.watch(seen, settings.rate)
     found = [lens.rectified(poses) for poses in seen]
     if recording.estimate_offset:
         shift = replaying.estimate_offset(times, found, lens, recording.measured)

@@ -28,6 +28,7 @@ LABELS = {
     "levels_overdrawn": "levels of single frames are infinite: uncovered faults are likelier than the risk allows",
     "valid": "frames with a valid fused position: no alert, levels within the alert limits",
     "seconds_flagged_because": "seconds flagged, and why",
+    "monitor": "calibration monitor, one frame per second",
     "x": "x, along the runway",
     "y": "y, to the left",
     "z": "z, up",
@@ -92,6 +93,8 @@ def _reasons(summary: dict[str, Any]) -> list[str]:
     lost.append(f"valid in {_of(summary, 'valid')} of the frames: no alert, and levels within the alert limits")
     if summary["levels_overdrawn"]:
         lost.append("levels of single frames are infinite: uncovered faults are likelier than the risk allows")
+    if "monitor" in summary:
+        lost.append(f"monitor: {summary['monitor']}")
     return lost + [
         f"flagged for {format_value('seconds_flagged_because', time)} s: {why}"
         for why, time in summary["seconds_flagged_because"].items()
