@@ -3,7 +3,7 @@
 A distribution offers a plug-in with an entry point of the group ``halopose.plugins`` that names a `Plugin`:
 
     [project.entry-points."halopose.plugins"]
-    mine = "my_plugin.plugin:PLUGIN"
+    landing = "halopose.landing.plugin:PLUGIN"
 
 The module that holds the `Plugin` is imported by every command, so it should import heavy packages only inside
 functions.
@@ -97,21 +97,6 @@ class NamedModel:
     artifact: Callable[[], Path]
 
 
-@dataclass(frozen=True)
-class PluginExtra:
-    """An extra of the distribution that only the plug-in needs.
-
-    Attributes:
-        name: Name of the extra.
-        modules: Modules that it installs.
-        use: One line for `halopose doctor`.
-    """
-
-    name: str
-    modules: tuple[str, ...]
-    use: str
-
-
 def _no_commands(app: typer.Typer) -> None:
     """Register nothing."""
 
@@ -128,7 +113,6 @@ class Plugin:
         models: Models that load by name.
         hosts: Loaders of base models, tried in order before those of the core.
         metrics: Metrics for ``halopose evaluate`` and ``halopose score``.
-        extras: Optional requirements, which ``halopose doctor`` lists.
     """
 
     name: str
@@ -138,7 +122,6 @@ class Plugin:
     models: tuple[NamedModel, ...] = ()
     hosts: tuple[HostLoader, ...] = ()
     metrics: tuple[CustomMetric, ...] = ()
-    extras: tuple[PluginExtra, ...] = ()
 
 
 @cache

@@ -2,8 +2,17 @@
 
 from dataclasses import replace
 
-from halopose.fitting.presets import PRESETS, departures, with_options
+from halopose.calibration.calibrators import Calibrations
+from halopose.fitting.presets import (
+    PRESETS,
+    departures,
+    evaluated_as,
+    evaluation_departures,
+    evaluation_protocol,
+    with_options,
+)
 from halopose.fitting.settings import FitSettings, TrainSettings
+from halopose.protocol import Protocol
 from halopose.uncertainty.heads import HeadSettings
 
 
@@ -37,3 +46,25 @@ def test_options_that_are_given_change_a_preset() -> None:
     best = PRESETS["best"]
     assert found.train == replace(best.train, epochs=2)
     assert (found.match, found.imgsz, found.head, found.gamma_ks) == ("box", 320, best.head, 0.3)
+
+
+def test_the_paper_evaluates_annotated_areas_one_student_t_and_equation_17() -> None:
+    protocol = evaluation_protocol("paper", bootstrap=7, area=None)
+    assert (protocol.area, protocol.match, protocol.covariance, protocol.bootstrap) == ("annotation", "oks", "paper", 7)
+    assert evaluation_protocol("paper", area="box").area == "box"
+    assert evaluation_protocol("best").gamma_ks == 0.3
+    assert evaluation_protocol(None) == Protocol()
+    made = Calibrations.none(3)
+    assert evaluated_as(made, "paper").student.covariance == "paper"
+    assert evaluated_as(made, None) is made
+    assert made.student.covariance == "auto"
+
+
+def test_an_evaluation_states_the_departures_of_fit_and_protocol() -> None:
+    paper = PRESETS["paper"]
+    assert evaluation_departures(paper, evaluation_protocol("paper"), "paper") == ()
+    assert len(evaluation_departures(paper, Protocol(match="box"), None)) == 2
+    split = replace(paper, split_student=True, covariance="auto")
+    assert len(evaluation_departures(split, evaluation_protocol("paper"), None)) == 2
+    assert evaluation_departures(split, evaluation_protocol("paper"), "paper") == ()
+    assert evaluation_departures(None, evaluation_protocol("paper"), None) == ("settings of the fit are unknown",)

@@ -70,7 +70,7 @@ run(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)
 def run(data: Path, folder: Path, **options: Any) -> list[AblationResult]:
     host = host_of("11")
     training, validation = (load_dataset(data, split) for split in ("train", "val"))
-    options = {"alphas": ALPHAS, "bootstrap": DRAWS, "workers": 1, **options}
+    options = {"alphas": ALPHAS, "seeds": 1, "bootstrap": DRAWS, "workers": 1, **options}
     return ablate(host, training, validation, folder, SETTINGS, **options)
 
 
@@ -107,7 +107,7 @@ def rows_by_name() -> dict[str, AblationVariant]:
 
 def test_rows_differ_from_the_default_and_from_each_other() -> None:
     rows = ablation_variants(FitSettings())
-    assert len({row.variant for row in rows}) == len({row.name for row in rows}) == len(rows) == 18
+    assert len({row.variant for row in rows}) == len({row.name for row in rows}) == len(rows) == 17
     names = {row.name: row for row in rows}
     assert names["no-importance-weights"].fit.train == TrainSettings(alpha=0.0, scale_weight=False)
     assert names["isotropic"].fit.head == HeadSettings(parameterisation="isotropic")
@@ -128,7 +128,7 @@ def test_a_context_row_has_the_bound_of_a_fit(data: Path, tmp_path: Path, monkey
     settings = replace(SETTINGS, head=head_settings(context=True), novelty_images=0)
     host, (training, validation) = host_of("11"), [load_dataset(data, split) for split in ("train", "val")]
     monkeypatch.setattr(ablation, "ablation_variants", lambda fit, alphas: ablation_variants(fit, alphas)[:1])
-    [row] = ablate(host, training, validation, tmp_path, settings, bootstrap=2, workers=1)
+    [row] = ablate(host, training, validation, tmp_path, settings, seeds=1, bootstrap=2, workers=1)
     artifact, _ = pipeline.fit(host, training, validation, tmp_path / "work", settings)
     assert artifact.heads.settings.bounded
     assert row.estimate["gaussian.nll"] == pytest.approx(scores_of(artifact, tmp_path).gaussian.nll, rel=1e-9)
@@ -286,16 +286,34 @@ def test_paired_differences_equal_brute_force(folder: Path) -> None:
         distributions = apply_calibrations(matched, fitted, row.protocol)
         measured = ResampledMetrics.of(matched, distributions, row.protocol, edges)
         draws = list(measured.draws(DRAWS, scales=True))
-        columns = {metric: np.array([draw[metric] for draw in draws]) for metric in draws[0]}
-        rows[name] = AblationResult(name, name, measured.scores(scales=True), columns, {}, [], {})
+        columns = {metric: np.array([[draw[metric] for draw in draws]]) for metric in draws[0]}
+        whole = {metric: np.array([value]) for metric, value in measured.scores(scales=True).items()}
+        rows[name] = AblationResult(name, name, whole, columns, {}, [], {})
         for metric, values in expected[name].items():
-            assert columns[metric] == pytest.approx(values, rel=1e-9, nan_ok=True), metric
+            assert columns[metric][0] == pytest.approx(values, rel=1e-9, nan_ok=True), metric
     for metric, values in expected["diagonal"].items():
         paired = rows["diagonal"].minus(rows[DEFAULT], metric)
         spread = np.std(values - expected[DEFAULT][metric], ddof=1)
         assert paired.margin == pytest.approx(1.96 * spread, rel=1e-6, abs=1e-12, nan_ok=True), metric
     assert rows["diagonal"].minus(rows[DEFAULT], "gaussian.nll").margin > 0
     assert 0 < rows[DEFAULT].estimate["kept_fraction"] < 1
+
+
+def test_seeds_are_trainings_of_their_own_and_are_averaged(data: Path, folder: Path) -> None:
+    [twice] = run(data, folder, seeds=2, names={DEFAULT})
+    study, row = study_of(data, folder), rows_by_name()[DEFAULT]
+    both = [present(study.read(row.repeated(seed))).estimate["gaussian.nll"] for seed in (0, 1)]
+    assert both[0] != both[1]
+    assert twice.values["gaussian.nll"].tolist() == both
+    assert twice.estimate["gaussian.nll"] == pytest.approx(np.mean(both))
+    assert twice.margin("gaussian.nll") > 1.96 * np.std(twice.draws["gaussian.nll"].mean(0), ddof=1)
+
+
+def study_of(data: Path, folder: Path) -> AblationStudy:
+    """The study that ``run`` reads and writes."""
+    stores = [MatchStore(folder / "work" / name) for name in ("train", "val")]
+    images = load_dataset(data, "val").image_ids
+    return AblationStudy(folder, images, DRAWS, ablation._digest(host_of("11"), stores))
 
 
 def test_evaluation_without_matches_is_refused(folder: Path) -> None:

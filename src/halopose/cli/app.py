@@ -94,6 +94,7 @@ COMMANDS = {
         scoring_commands.synthesize,
         studies_commands.analyse,
         studies_commands.ablate,
+        studies_commands.paper,
     ),
     "Deploy": (export_commands.export, export_commands.inspect),
 }

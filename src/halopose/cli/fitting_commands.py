@@ -32,6 +32,7 @@ from halopose.cli.options import (
     MaybeBase,
     MaybeRegionScales,
     NoveltyImages,
+    Preset,
     RegionScales,
     Rule,
     RuleAsMade,
@@ -96,10 +97,7 @@ def fit(
     trunk: Trunk = "mirrored",
     warm_start: WarmStart = True,
     context: ContextOption = False,
-    preset: Annotated[
-        Literal["paper", "best"] | None,
-        typer.Option(help="Settings of the paper, or the recipe of the shipped heads; options given change them."),
-    ] = None,
+    preset: Preset = None,
     novelty_images: NoveltyImages = 300,
     seed: Seed = 0,
     workers: Workers = None,
@@ -170,7 +168,6 @@ def fit(
     artifact.save(output)
     for line in artifact.card.skipped or ():
         say(f"skipped: {line}")
-    say(f"preset: {preset or 'none'}; departures from the paper: {'; '.join(artifact.card.departures) or 'none'}")
     following = f"halopose predict photo.jpg --base {base} --artifact {output}"
     write_scores(scores, report, host.description, following)
     say(f"-> {output}")
@@ -316,7 +313,7 @@ def calibrate(
     """Calibrate trained heads and choose the pruning thresholds, on images that training has not seen.
 
     A few dozen annotated frames of your own camera adapt heads to it; keypoints do not change. For shipped heads give
-    the name of the model, which `halopose models` lists.
+    the name of the model, such as `--base runway`.
 
     Example: halopose calibrate camera.yaml --base mine.pt --artifact mine.safetensors -o camera.safetensors
     """

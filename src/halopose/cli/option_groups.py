@@ -7,15 +7,15 @@ from collections.abc import Iterable
 MANY_OPTIONS = 10  # a command with more has groups
 
 _GROUPS = {
-    "Model": "base artifact deployed family end2end unsafe uncalibrated visibility imgsz widen",
+    "Model": "base artifact tuned deployed family end2end unsafe uncalibrated visibility imgsz widen",
     "Data": "data frames split train val images val_images truth against file_format size sizes calibration overlap",
     "Detections": "conf iou classes max_det detections alarm score monitor",
     "Film": "rate confirm gap camera_motion causal responsive vid_stride offsets smooth frame_rate",
     "Pictures": "probability hide_pruned boxes legend pictures picture show animation",
     "Output": "output joint exist_ok save_txt save_csv report log work write record unit up cells web",
     "Training": (
-        "epochs alpha alphas scale_weight dof dispersion trunk warm_start context train_sizes loss sigma lr freeze "
-        "mirror control heads head_epochs amp novelty_images features"
+        "epochs alpha alphas seeds scale_weight dof dispersion trunk warm_start context train_sizes loss sigma lr "
+        "freeze mirror control heads head_epochs amp novelty_images features"
     ),
     "Calibration": (
         "preset match source share calibration_share fraction rule region_scales offset area scalarisation sigmas "

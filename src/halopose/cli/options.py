@@ -363,6 +363,10 @@ MaybeRule = Annotated[
         help="How pruning thresholds are chosen, as in recalibrate; default: the calibration's, else youden.",
     ),
 ]
+Preset = Annotated[
+    Literal["paper", "best"] | None,
+    typer.Option("--preset", help="Settings of the paper, or of the shipped heads; options given change them."),
+]
 Area = Annotated[
     Literal["annotation", "box"], typer.Option("--area", help="Object area in the confidence; box as at inference.")
 ]

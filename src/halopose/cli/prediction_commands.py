@@ -30,6 +30,7 @@ from halopose.cli.options import (
     MaybeBase,
     Monitor,
     OtherSize,
+    Preset,
     Uncalibrated,
     Unsafe,
     VidStride,
@@ -38,6 +39,7 @@ from halopose.cli.options import (
     between,
     class_numbers,
     finite,
+    given_options,
     refuse_with_deployed,
     required_files,
 )
@@ -65,6 +67,7 @@ def evaluate(
     conf: Confidence = 0.01,
     iou: Iou = 0.7,
     bootstrap: Bootstrap = 200,
+    preset: Preset = None,
     area: Area = "box",
     visibility: Visibility = None,
     overlap: Annotated[
@@ -98,15 +101,17 @@ def evaluate(
     Example: halopose evaluate data.yaml --base mine.pt --artifact mine.safetensors -o report
     """
     from halopose.data.dataset_loading import exclude_images, load_dataset
+    from halopose.fitting.presets import evaluation_protocol
     from halopose.fitting.workers import own_device
     from halopose.prediction.dataset_evaluation import InferenceSettings, evaluate_dataset
     from halopose.prediction.uncertain_pose import UncertainPose
-    from halopose.protocol import Protocol
     from halopose.reports.example_pictures import write_examples
     from halopose.reports.verdict import is_miscalibrated
 
     if deployed is not None:
-        refuse_with_deployed(context, "pictures", "shift", "against", "kinds", "alarm", *OF_TORCH, "workers", "batch")
+        refuse_with_deployed(
+            context, "pictures", "shift", "against", "kinds", "alarm", "preset", *OF_TORCH, "workers", "batch"
+        )
         evaluate_deployed(data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap, visibility)
         return
     base, artifact = required_files(base, artifact)
@@ -127,9 +132,11 @@ def evaluate(
     if overlap == "exclude":
         used = model.artifact.card.images.of("heads", "calibration")
         dataset = exclude_images(dataset, used, "the artifact", "give other images, or --overlap allow")
-    protocol, detection = Protocol(bootstrap=bootstrap, area=area), InferenceSettings(imgsz, conf, iou, batch)
+    chosen = area if preset is None or "area" in given_options(context) else None
+    protocol = evaluation_protocol(preset, bootstrap=bootstrap, area=chosen)
+    detection = InferenceSettings(imgsz, conf, iou, batch)
     with progress() as step:
-        measured = evaluate_dataset(model, dataset, output, protocol, detection, workers, step)
+        measured = evaluate_dataset(model, dataset, output, protocol, detection, workers, step, preset)
     if measured is None:  # the first process of torchrun reports
         return
     for line in measured.skipped:

@@ -21,6 +21,7 @@ from halopose.cli.options import (
     Images,
     ImageSize,
     Iou,
+    Preset,
     Seed,
     Source,
     Train,
@@ -30,16 +31,19 @@ from halopose.cli.options import (
     ValImages,
     exponents,
     finite,
+    given_options,
     positive,
 )
 from halopose.cli.options import sizes as parse_sizes
 from halopose.cli.terminal import progress, say, say_skipped
 from halopose.errors import HaloposeError
 
+Seeds = Annotated[int, typer.Option(min=1, max=100, help="Trainings of each row, with different seeds.")]
 Resamplings = Annotated[int, typer.Option(min=2, max=MANY, help="Bootstrap resamplings of images for intervals.")]
 
 
 def ablate(
+    command: typer.Context,
     data: Data,
     base: Base,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for rows, tables and page.")],
@@ -53,11 +57,13 @@ def ablate(
     calibration_share: CalibrationShare = 0.2,
     epochs: Epochs = 12,
     alphas: Annotated[str, typer.Option(help="Retention exponents to compare.")] = "0,0.5,1,2,4",
+    seeds: Seeds = 5,
     bootstrap: Resamplings = 200,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Variants in parallel; default: the number of cores.")
     ] = None,
     context: ContextOption = False,
+    preset: Preset = None,
     seed: Seed = 0,
     end2end: End2End = None,
     device: Device = None,
@@ -70,6 +76,7 @@ def ablate(
     from halopose.data.dataset_loading import load_train_val
     from halopose.data.files import make_folder, write_text
     from halopose.data.lock import locked
+    from halopose.fitting.presets import PRESETS, departures, with_options
     from halopose.fitting.settings import FitSettings, TrainSettings
     from halopose.hosts.loading import load_host
     from halopose.reports import ablation_report as ablation_report
@@ -89,6 +96,8 @@ def ablate(
         calibration=calibration,
         calibration_share=calibration_share,
     )
+    if preset is not None:
+        settings = with_options(PRESETS[preset], settings, given_options(command))
     with locked(output), progress() as step:
         results = ablation.ablate(
             host,
@@ -97,6 +106,7 @@ def ablate(
             output,
             settings,
             alphas=compared,
+            seeds=seeds,
             bootstrap=bootstrap,
             workers=workers,
             progress=step,
@@ -105,9 +115,94 @@ def ablate(
     write_text(output / "ablation.md", ablation_report.to_markdown(results, title))
     write_text(output / "ablation.csv", ablation_report.to_csv(results))
     write_text(output / "ablation.html", ablation_report.render_ablation(results, title))
+    say(f"preset: {preset or 'none'}; departures from the paper: {'; '.join(departures(settings)) or 'none'}")
     for judged in judge(results):
         say(f"{judged.verdict:13}{judged.text}")
     say(f"{len(results)} rows -> {output / 'ablation.md'}, {output / 'ablation.csv'}, {output / 'ablation.html'}")
+
+
+def paper(
+    command: typer.Context,
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for paper.html, paper.md and figures.")],
+    artifact: Annotated[
+        Path | None, typer.Option(help="Artifact made before, to show beside the heads trained here.")
+    ] = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="Fine-tuned base model of `halopose finetune`, for figures 20 and 21.")
+    ] = None,
+    train: Train = "train",
+    val: Val = "val",
+    images: Images = None,
+    val_images: ValImages = None,
+    imgsz: ImageSize = 640,
+    calibration_share: CalibrationShare = 0.2,
+    epochs: Epochs = 12,
+    preset: Preset = "paper",
+    seeds: Seeds = 5,
+    bootstrap: Resamplings = 200,
+    pictures: Annotated[int, typer.Option(min=0, help="Number of example pictures.")] = 4,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Variants in parallel; default: the number of cores.")
+    ] = None,
+    seed: Seed = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Make every table and figure of the paper from your model and data, beside the paper's values. Resumable.
+
+    Example: halopose paper data.yaml --base mine.pt -o paper
+    """
+    from halopose.data.dataset_loading import load_train_val
+    from halopose.data.files import make_folder, write_text
+    from halopose.data.lock import locked
+    from halopose.fitting.artifact import Artifact
+    from halopose.fitting.presets import PRESETS, with_options
+    from halopose.fitting.settings import FitSettings, TrainSettings
+    from halopose.hosts.loading import load_host
+    from halopose.prediction.uncertain_pose import UncertainPose
+    from halopose.reports.example_pictures import write_examples
+    from halopose.reports.paper_page import paper_files, paper_page
+    from halopose.reports.score_text import to_text
+    from halopose.studies.paper import run_paper
+
+    make_folder(output)
+    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    made = None if artifact is None else Artifact.load(artifact)
+    after = None if tuned is None else load_host(tuned, device=device, unsafe=unsafe, end2end=end2end)
+    training, validation = load_train_val(data, train, val, images=images, val_images=val_images, otherwise=host.layout)
+    given = FitSettings(
+        train=TrainSettings(epochs=epochs, seed=seed),
+        imgsz=imgsz,
+        train_sizes=(imgsz,),
+        calibration_share=calibration_share,
+    )
+    settings = with_options(PRESETS[preset or "paper"], given, given_options(command))
+    with locked(output), progress() as step:
+        study = run_paper(
+            host,
+            training,
+            validation,
+            output,
+            settings,
+            artifact=made,
+            tuned=after,
+            seeds=seeds,
+            bootstrap=bootstrap,
+            workers=workers,
+            progress=step,
+        )
+    study.heads.save(output / "heads.safetensors")
+    scored = validation.subset(study.heads.card.images.of("evaluation"))
+    model = UncertainPose(host, study.heads)
+    write_examples(model, scored, output / "pictures", pictures, imgsz=settings.imgsz)
+    shown = [f"pictures/{path.name}" for path in sorted((output / "pictures").glob("*.jpg"))[:pictures]]
+    for name, text in paper_files(paper_page(study, shown)).items():
+        write_text(output / name, text)
+    say(to_text(study.fitted))
+    say(f"-> {output / 'paper.html'}, {output / 'paper.md'}")
 
 
 def finetune(

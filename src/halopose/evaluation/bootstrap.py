@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
 from halopose.types import Array
 
@@ -13,10 +14,17 @@ MAY_BE_NEGATIVE = ("nll", "akp_skill")  # other metrics are shares or mean absol
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of two metrics, with half the width of its 95 % interval."""
+    """Difference of two metrics.
+
+    Attributes:
+        value: The difference.
+        margin: Half the width of its 95 % interval.
+        p: Probability of a difference at least as large if there is none in truth; NaN if it was not computed.
+    """
 
     value: float
     margin: float
+    p: float = float("nan")
 
     @property
     def low(self) -> float:
@@ -53,6 +61,43 @@ def half_width(draws: Array | list[float]) -> float:
     inflates. The percentiles of a well calibrated distribution would exclude its own estimate.
     """
     return 1.96 * float(np.std(draws, ddof=1)) if len(draws) > 1 else float("nan")
+
+
+def repeated_difference(values: Array, draws: Array) -> Difference:
+    """Mean difference over seeds, with the variance of images and of seeds together.
+
+    The variance over images is that of the mean over seeds under resampling. The variance of training is that between
+    seeds over their number. The interval takes a Student-t with Satterthwaite's degrees of freedom, as seeds are few.
+
+    Args:
+        values: (S,) difference with each seed.
+        draws: (S, B) difference with each seed under resamplings of images that all seeds share.
+    """
+    value, count = float(np.mean(values)), len(values)
+    images = float(np.var(draws.mean(0), ddof=1)) if draws.shape[1] > 1 else float("nan")
+    training = float(np.var(values, ddof=1)) / count if count > 1 else 0.0
+    error = float(np.sqrt(images + training))
+    if error == 0:
+        return Difference(value, 0.0, 0.0 if value else 1.0)
+    share = training / (images + training)
+    dof = (count - 1) / share**2 if share > 0 else np.inf
+    margin = float(special.stdtrit(dof, 0.975) if np.isfinite(dof) else 1.96) * error
+    tail = special.stdtr(dof, -abs(value) / error) if np.isfinite(dof) else special.ndtr(-abs(value) / error)
+    return Difference(value, margin, float(2 * tail))
+
+
+def holm(p: Array) -> Array:
+    """P-values (n,) adjusted for n tests by Holm's method; NaN is the p-value of a test that was not made.
+
+    Example:
+        >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
+        [0.03, 0.06, 0.06]
+    """
+    adjusted = np.full(len(p), np.nan)
+    order = np.argsort(p)[: int(np.isfinite(p).sum())]
+    factors = np.arange(len(order), 0, -1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
+    return adjusted
 
 
 def confidence_interval(metric: str, estimate: float, draws: Array | list[float]) -> tuple[float, float]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,12 +19,11 @@ from halopose.evaluation.match_scores import (
     KeypointGroup,
     MatchedDistribution,
     MatchScores,
-    NoiseFloor,
     ProperScores,
 )
 from halopose.evaluation.metrics.proper_scores import crps_gaussian, crps_student, energy_score, pit_histogram
 from halopose.evaluation.metrics.selective import selective_scores
-from halopose.evaluation.noise_floor import coverage_floors, floors_of
+from halopose.evaluation.noise_floor import coverage_floor, floors_of, random_signs
 from halopose.evaluation.region_evaluation import RegionEvaluation
 from halopose.evaluation.region_scores import REGION_LEVELS
 from halopose.matching.matched_poses import MatchedPoses
@@ -41,36 +39,59 @@ _SCORES = ((0.25, "under 0.25"), (0.5, "0.25 to 0.5"), (0.75, "0.5 to 0.75"), (m
 _QUARTERS = ("smallest quarter", "second quarter", "third quarter", "largest quarter")
 
 
-@dataclass(frozen=True)
-class MatchPart:
-    """Scores of one distribution on one kind of true positives, and the ``level_index`` (n,) of its keypoints."""
-
-    scores: MatchedDistribution
-    level: Array
-
-
-def score_distribution(
-    matched: MatchedPoses,
-    distributions: DistributionSet,
-    name: str,
-    protocol: Protocol,
-    statistics: KeypointStatistics | None = None,
-) -> MatchPart:
-    """Evaluate the calibration of one distribution, with noise floors.
+def score_matches(matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol) -> MatchScores:
+    """Evaluate the calibration of all distributions on one kind of true positives, with noise floors, and by group.
 
     Args:
         matched: The true positives.
-        distributions: All distributions.
-        name: Name of the distribution.
-        protocol: Settings of the evaluation.
-        statistics: Statistics of the labelled keypoints, if already computed.
+        distributions: Distributions to evaluate.
+        protocol: Settings of the evaluation; ``match`` is the kind of match.
     """
-    distribution = distributions.distributions[name]
-    statistics = statistics or KeypointStatistics.of(distribution, matched, protocol)
-    images, image = _images(matched)
+    labelled = matched.labelled
+    instance, _ = np.nonzero(labelled)
+    images, image = np.unique(matched.image_ids, return_inverse=True)
+    image = image[instance]
+    statistics = {
+        name: KeypointStatistics.of(distribution, matched, protocol)
+        for name, distribution in distributions.distributions.items()
+    }
+    gaussian, grouped = statistics["gaussian"], {name: statistics[name] for name in GROUPED}
+    correct = gaussian.residuals.similarity >= protocol.gamma_ks
+    selective = partial(
+        selective_scores, gaussian.confidence, correct, image, len(images), protocol.bootstrap, protocol.seed
+    )
+    tasks: list[Callable[[], Any]] = [
+        lambda: tuple(_groups(matched, gaussian, grouped, image, protocol)),
+        selective,
+        *(
+            partial(_distribution, matched, distributions.distributions[name], one, image, len(images), protocol)
+            for name, one in statistics.items()
+        ),
+    ]
+    groups, ranking, *by_distribution = run_parallel(tasks)
+    return MatchScores(
+        condition=CONDITIONS[protocol.match].format(**vars(protocol)),
+        images=len(images),
+        instances=len(matched),
+        keypoints=len(instance),
+        distributions=dict(zip(statistics, by_distribution, strict=True)),
+        groups=groups,
+        selective=ranking,
+        regions=_region_coverage(matched, distributions),
+    )
+
+
+def _distribution(
+    matched: MatchedPoses,
+    distribution: Bivariate,
+    statistics: KeypointStatistics,
+    image: Array,
+    images: int,
+    protocol: Protocol,
+) -> MatchedDistribution:
     curve = metrics.coverage_of_levels(statistics.level["joint"])[0]
     bins = metrics.variance_bins(*statistics.in_variance_order["joint"], presorted=True)
-    scores = MatchedDistribution(
+    return MatchedDistribution(
         ace=float(metrics.average_coverage_error(curve)),
         ence=metrics.expected_normalized_calibration_error(bins),
         nll=float(statistics.nll.mean()),
@@ -78,51 +99,6 @@ def score_distribution(
         floors=floors_of(statistics, image, images, protocol.seed),
         proper=proper_scores(matched, distribution),
     )
-    return MatchPart(scores, statistics.level["joint"])
-
-
-def score_matches(
-    matched: MatchedPoses,
-    distributions: DistributionSet,
-    protocol: Protocol,
-    parts: Mapping[str, MatchPart] | None = None,
-) -> MatchScores:
-    """Evaluate the calibration of all distributions on one kind of true positives.
-
-    Args:
-        matched: The true positives.
-        distributions: Distributions that were evaluated.
-        protocol: Settings of the evaluation; ``match`` is the kind of match.
-        parts: Scores by distribution, if already computed.
-    """
-    if parts is None:
-        parts = {
-            name: score_distribution(matched, distributions, name, protocol) for name in distributions.distributions
-        }
-    images, image = _images(matched)
-    confidence = distributions.confidence[matched.labelled]
-    correct = matched.similarity[matched.labelled] >= protocol.gamma_ks
-    tasks: list[Callable[[], Any]] = [
-        partial(_groups, matched, distributions, image, [parts[name].level for name in GROUPED], protocol),
-        partial(selective_scores, confidence, correct, image, images, protocol.bootstrap, protocol.seed),
-    ]
-    groups, selective = run_parallel(tasks)
-    return MatchScores(
-        condition=CONDITIONS[protocol.match].format(**vars(protocol)),
-        images=images,
-        instances=len(matched),
-        keypoints=len(image),
-        distributions={name: part.scores for name, part in parts.items()},
-        groups=groups,
-        selective=selective,
-        regions=_region_coverage(matched, distributions),
-    )
-
-
-def _images(matched: MatchedPoses) -> tuple[int, Array]:
-    """Number of images, and the image index (n,) of each labelled keypoint."""
-    images, image = np.unique(matched.image_ids, return_inverse=True)
-    return len(images), image.repeat(matched.labelled.sum(1))
 
 
 def proper_scores(matched: MatchedPoses, distribution: Bivariate) -> ProperScores:
@@ -160,32 +136,31 @@ def proper_scores(matched: MatchedPoses, distribution: Bivariate) -> ProperScore
 
 
 def _groups(
-    matched: MatchedPoses, distributions: DistributionSet, image: Array, levels: Sequence[Array], protocol: Protocol
-) -> tuple[KeypointGroup, ...]:
-    """Calibration of each group that has keypoints, from the ``level_index`` (n,) of the GROUPED distributions."""
-    found = []
-    for kind, name, mask in _masks(matched, distributions, protocol):
+    matched: MatchedPoses,
+    gaussian: KeypointStatistics,
+    statistics: dict[str, KeypointStatistics],
+    image: Array,
+    protocol: Protocol,
+) -> Iterator[KeypointGroup]:
+    for kind, name, mask in _masks(matched, gaussian, protocol):
         rows = np.flatnonzero(mask)
         if not len(rows):
             continue
         present, own = np.unique(image[rows], return_inverse=True)
-        inside = [level[rows] for level in levels]
-        floors = coverage_floors(inside, own, len(present), protocol.seed)
-        calibrations = [_group_calibration(*pair) for pair in zip(inside, floors, strict=True)]
-        by_name = dict(zip(GROUPED, calibrations, strict=True))
-        found.append(KeypointGroup(kind, name, len(rows), len(present), by_name))
-    return tuple(found)
+        signs = random_signs(len(present), seed=protocol.seed)
+        found = {}
+        for distribution, one in statistics.items():
+            level = one.level["joint"][rows]
+            curve = metrics.coverage_of_levels(level)[0]
+            found[distribution] = GroupCalibration(
+                float(metrics.average_coverage_error(curve)),
+                coverage_floor(level, own, signs),
+                {level: float(curve[level - 1]) for level in MATCH_LEVELS},
+            )
+        yield KeypointGroup(kind, name, len(rows), len(present), found)
 
 
-def _group_calibration(level: Array, floor: NoiseFloor) -> GroupCalibration:
-    curve = metrics.coverage_of_levels(level)[0]
-    coverage = {level: float(curve[level - 1]) for level in MATCH_LEVELS}
-    return GroupCalibration(float(metrics.average_coverage_error(curve)), floor, coverage)
-
-
-def _masks(
-    matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol
-) -> Iterator[tuple[str, str, Array]]:
+def _masks(matched: MatchedPoses, gaussian: KeypointStatistics, protocol: Protocol) -> Iterator[tuple[str, str, Array]]:
     """Kind, name and mask (n,) of each group."""
     instance, keypoint = np.nonzero(matched.labelled)
     if matched.occluded is not None:
@@ -204,7 +179,7 @@ def _masks(
         len(edges) + 1, tuple(f"scale {number + 1}" for number in range(len(edges) + 1))
     )
     yield from (("object size", name, scale == number) for number, name in enumerate(names))
-    relative_variance = -distributions.confidence[matched.labelled]  # variance over (kappa s)^2
+    relative_variance = -gaussian.confidence  # variance over (kappa s)^2
     quarter = np.searchsorted(np.quantile(relative_variance, [0.25, 0.5, 0.75]), relative_variance)
     yield from (("stated sigma", name, quarter == number) for number, name in enumerate(_QUARTERS))
     yield from (("keypoint", name, keypoint == number) for number, name in enumerate(matched.layout.names))

@@ -254,6 +254,8 @@ class Scores:
         custom: Metrics of plug-ins by name.
         matches: Calibration with noise floors, proper scores and groups of keypoints, by kind of match: "oks" and
             "box". The other attributes are those of ``settings["match"]``.
+        preset: Preset of the evaluation, else of the fit.
+        departures: Differences from the paper in fit and evaluation; None if nothing was fitted here.
 
     Example:
         >>> from halopose.data.coco import parse_ground_truth, parse_predictions
@@ -293,6 +295,8 @@ class Scores:
     novelty: NoveltyScores | None = None
     custom: dict[str, CustomScore] = field(default_factory=dict)
     matches: dict[str, MatchScores] = field(default_factory=dict)
+    preset: str | None = None
+    departures: tuple[str, ...] | None = None
 
     @property
     def main_match(self) -> MatchScores | None:
@@ -347,6 +351,8 @@ class Scores:
             **({"novelty": self.novelty.to_json()} if self.novelty else {}),
             **({"custom": {name: one.to_json() for name, one in self.custom.items()}} if self.custom else {}),
             **({"matches": {name: one.to_json() for name, one in self.matches.items()}} if self.matches else {}),
+            **({"preset": self.preset} if self.preset else {}),
+            **({"departures": list(self.departures)} if self.departures is not None else {}),
             "limbs": [list(limb) for limb in self.limbs],
         }
 
@@ -432,6 +438,8 @@ def _scores(content: Any) -> Scores:
         novelty=_optional(content.get("novelty"), NoveltyScores.from_json),
         custom={str(name): CustomScore.from_json(one) for name, one in content.get("custom", {}).items()},
         matches={str(name): MatchScores.from_json(one) for name, one in content.get("matches", {}).items()},
+        preset=_optional(content.get("preset"), str),
+        departures=_optional(content.get("departures"), lambda lines: tuple(str(line) for line in lines)),
     )
 
 

@@ -51,6 +51,7 @@ from halopose.fitting.feature_cache import (
 from halopose.fitting.head_training import TrainingHistory, importance_weights, train
 from halopose.fitting.novelty_evaluation import score_novelty
 from halopose.fitting.novelty_fitting import TooFewError, collect_copies, fit_novelty
+from halopose.fitting.presets import Preset, evaluated_as, evaluation_departures, evaluation_protocol
 from halopose.fitting.settings import CalibrationSource, FitSettings, NoveltySettings
 from halopose.fitting.workers import ProcessGroup, WorkerPool
 from halopose.hosts.base import Host
@@ -453,6 +454,7 @@ def evaluate_artifact(
     images: Array | None = None,
     protocol: Protocol | None = None,
     progress: Progress | None = None,
+    preset: Preset | None = None,
 ) -> Scores:
     """Evaluate an artifact with the complete protocol on images of a feature cache.
 
@@ -466,25 +468,33 @@ def evaluate_artifact(
         images: Ids of images that neither heads nor calibration have used; default: all.
         protocol: Rules of matching and scores.
         progress: Called with the progress.
+        preset: "paper" evaluates one Student-t per keypoint with the paper's covariance.
     """
     artifact.check(host)
     store.check(host)
-    protocol = protocol or Protocol(bootstrap=200, area="box")
+    protocol = protocol or evaluation_protocol(preset, bootstrap=200)
+    calibrations = evaluated_as(artifact.calibrations, preset)
     heads = artifact.heads.to(host.device).eval()
     matched = true_positives(heads, store, images, protocol, artifact.layout)
     if artifact.calibrations.offset is not None:
         matched = matched.moved(artifact.calibrations.offset.numpy())
     source = "the artifact's, fitted on other images"
-    distributions = apply_calibrations(matched, artifact.calibrations, protocol, source) if len(matched) else None
+    distributions = apply_calibrations(matched, calibrations, protocol, source) if len(matched) else None
     other = replace(protocol, match="box" if protocol.match == "oks" else "oks")
     also = true_positives(heads, store, images, other, artifact.layout)
     if artifact.calibrations.offset is not None:
         also = also.moved(artifact.calibrations.offset.numpy())
     others = []
     if also.labelled.any():
-        others.append((also, apply_calibrations(also, artifact.calibrations, other, source), other))
+        others.append((also, apply_calibrations(also, calibrations, other, source), other))
     scores = evaluate(matched, distributions, protocol, named(progress, "resampling images"), others)
-    return replace(scores, novelty=score_novelty(artifact, store, images))
+    made = artifact.card.settings
+    return replace(
+        scores,
+        novelty=score_novelty(artifact, store, images),
+        preset=preset or (None if made is None else made.preset),
+        departures=evaluation_departures(made, protocol, preset),
+    )
 
 
 def fit(
@@ -622,7 +632,7 @@ def _calibrated_and_scored(
     )
     artifact = _with_novelty(artifact, host, training, val_store, work / "copies", settings, progress)
     images = artifact.card.images.of("evaluation")
-    scores = evaluate_artifact(artifact, host, val_store, images, progress=progress)
+    scores = evaluate_artifact(artifact, host, val_store, images, progress=progress, preset=settings.preset)
     return replace(artifact, card=replace(artifact.card, figures=CardFigures.of(scores))), scores
 
 

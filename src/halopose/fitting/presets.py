@@ -1,12 +1,15 @@
-"""Named settings of a fit, and how settings differ from the paper's."""
+"""Named settings of a fit and of an evaluation, and how settings differ from the paper's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal
 
+from halopose.calibration.calibrators import Calibrations
 from halopose.fitting.settings import FitSettings, TrainSettings
+from halopose.protocol import Protocol
 from halopose.uncertainty.heads import head_settings
 
 Preset = Literal["paper", "best"]
@@ -21,12 +24,14 @@ PRESETS: dict[Preset, FitSettings] = {
         covariance="paper",
         min_samples=0.0,
         novelty_images=0,
+        preset="paper",
     ),
     "best": FitSettings(
         train=TrainSettings(epochs=5, learning_rate=1e-3, scale_weight=False, dof=12.0, last=True),
         head=head_settings(context=True),
         gamma_ks=0.3,
         visibility=False,
+        preset="best",
     ),
 }
 
@@ -54,6 +59,45 @@ def with_options(preset: FitSettings, settings: FitSettings, given: set[str]) ->
         train_sizes=settings.train_sizes,
         **rest,
     )
+
+
+def evaluation_protocol(preset: Preset | None, **given: Any) -> Protocol:
+    """Return the protocol of an evaluation under a preset.
+
+    Args:
+        preset: Name of the preset; None for the defaults of ``Protocol``. The paper's preset takes the annotated area.
+        **given: Fields of ``Protocol`` that the user gave; a value of None counts as not given.
+    """
+    protocol = Protocol() if preset is None else replace(PRESETS[preset].protocol, visibility=False)
+    if preset == "paper":
+        protocol = replace(protocol, area="annotation")
+    return replace(protocol, **{name: value for name, value in given.items() if value is not None})
+
+
+def evaluated_as(calibrations: Calibrations, preset: Preset | None) -> Calibrations:
+    """Return the calibrations as a preset evaluates them: the paper has one Student-t per keypoint."""
+    if preset != "paper":
+        return calibrations
+    student = deepcopy(calibrations.student)
+    student.covariance = "paper"
+    return replace(calibrations, student=student, split_student=None)
+
+
+def evaluation_departures(settings: FitSettings | None, protocol: Protocol, preset: Preset | None) -> tuple[str, ...]:
+    """Describe how an evaluated artifact and its protocol differ from the paper's.
+
+    Args:
+        settings: Settings of the fit; None if they are unknown.
+        protocol: Settings of the evaluation.
+        preset: Preset of the evaluation, as for ``evaluated_as``.
+    """
+    found: tuple[str, ...] = ("settings of the fit are unknown",)
+    if settings is not None:
+        single = replace(settings, split_student=False, covariance="paper")
+        found = departures(single if preset == "paper" else settings)
+    if protocol.area == "box":
+        found += ("object area of the confidence: the predicted box",)
+    return found if protocol.match == "oks" else (*found, "true positives of the evaluation: matched by box")
 
 
 def departures(settings: FitSettings) -> tuple[str, ...]:

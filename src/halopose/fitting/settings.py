@@ -104,6 +104,7 @@ class FitSettings:
         min_samples: Samples under which a keypoint's temperature is blended with that of all keypoints.
         novelty_images: Largest number of training images from which the out-of-distribution model is fitted; 0:
             none is fitted.
+        preset: Name of the preset that the settings started from.
 
     Example:
         >>> FitSettings(train=TrainSettings(epochs=4), imgsz=320).calibration
@@ -129,6 +130,7 @@ class FitSettings:
     split_student: bool = True
     covariance: CovarianceKind = "auto"
     min_samples: float = 50.0
+    preset: Literal["paper", "best"] | None = None
 
     @property
     def protocol(self) -> Protocol:

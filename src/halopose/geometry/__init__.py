@@ -1,1 +1,1 @@
-"""Cameras, poses from points, and their uncertainty."""
+"""Cameras, poses from points, and their uncertainty; useful without any aircraft."""

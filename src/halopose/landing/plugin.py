@@ -12,7 +12,7 @@ from halopose.landing.shipped_detectors import (
     runway_artifact,
     runway_detector,
 )
-from halopose.plugins import NamedModel, Plugin, PluginExtra
+from halopose.plugins import NamedModel, Plugin
 
 if TYPE_CHECKING:
     import typer
@@ -69,10 +69,5 @@ PLUGIN = Plugin(
     models=(
         NamedModel("runway", "runways from the air, 4 corners", runway_detector, runway_artifact),
         NamedModel("runway-footage", "the same, as real cameras record them", footage_detector, footage_artifact),
-    ),
-    extras=(
-        PluginExtra("landing", ("matplotlib",), "pictures and films of a landing"),
-        PluginExtra("recordings", ("pymap3d", "mcap", "rosbags"), "recorded approaches: ROS bags, MCAP, WGS84"),
-        PluginExtra("rerun", ("rerun",), "Rerun recordings"),
     ),
 )

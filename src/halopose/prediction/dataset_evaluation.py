@@ -10,6 +10,7 @@ from halopose.data.lock import locked
 from halopose.evaluation.scores import Scores
 from halopose.fitting import pipeline
 from halopose.fitting.collecting import collect_shards, finished
+from halopose.fitting.presets import Preset
 from halopose.fitting.workers import ProcessGroup, WorkerPool, batch_for
 from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.protocol import Protocol
@@ -54,6 +55,7 @@ def evaluate_dataset(
     settings: InferenceSettings | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    preset: Preset | None = None,
 ) -> DatasetEvaluation | None:
     """Run a model on annotated images and evaluate its distributions. Resumable.
 
@@ -67,6 +69,7 @@ def evaluate_dataset(
         settings: How images are run through the model.
         workers: Number of worker processes; None for a number that suits the machine.
         progress: Called with the name of the step, the number of images done and their total.
+        preset: As for ``fitting.pipeline.evaluate_artifact``.
 
     Returns:
         The scores; None in all processes of torchrun but the first.
@@ -86,5 +89,5 @@ def evaluate_dataset(
         if not group.first:
             return None
         store = finished(folder / "store")
-        scores = pipeline.evaluate_artifact(model.artifact, host, store, None, protocol, progress)
+        scores = pipeline.evaluate_artifact(model.artifact, host, store, None, protocol, progress, preset)
     return DatasetEvaluation(scores, tuple(store.skipped()))

@@ -57,7 +57,7 @@ class UncertainPose(Predictor):
         Args:
             host: The frozen base model.
             artifact: Heads and calibrations fitted for this base model.
-            family: Default distribution, "student-t" or "gaussian". ``covariance`` is the same under either.
+            family: Default distribution, "student-t" or "gaussian". ``covariance`` is that of the family.
             uncalibrated: Accept heads without calibration, as ``halopose train`` writes them.
             widen: Enlarge the covariances of out-of-distribution detections.
         """
@@ -101,7 +101,7 @@ class UncertainPose(Predictor):
             base: Path of a checkpoint, a model, a host, a name that ``halopose models`` lists, or an exported
                 folder. A folder runs in ONNX Runtime and accepts only ``family`` and ``visibility_threshold``.
             artifact: Path of the artifact, the artifact itself, or a name; default: the shipped heads.
-            family: Default distribution, "student-t" or "gaussian". ``covariance`` is the same under either.
+            family: Default distribution, "student-t" or "gaussian". ``covariance`` is that of the family.
             visibility_threshold: Prune keypoints of lower visibility, instead of below the artifact's own
                 threshold; 0 disables this rule.
             device: Torch device of the model, such as "cpu" or "cuda:0".

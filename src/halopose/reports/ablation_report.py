@@ -13,7 +13,7 @@ from halopose.evaluation.bootstrap import Difference
 from halopose.evaluation.scores import AXES
 from halopose.reports.html import digits_of, number, page, signed
 from halopose.reports.plots import Axis, Curve, Plot
-from halopose.studies.ablation import DEFAULT, OTHER_SEED, AblationResult
+from halopose.studies.ablation import DEFAULT, AblationResult
 from halopose.studies.findings import ENOUGH_KEYPOINTS, MATTERS, JudgedFinding, judge
 
 COLUMNS = {
@@ -73,11 +73,7 @@ def _named(results: Sequence[AblationResult], name: str) -> AblationResult | Non
 
 def evidence(judged: JudgedFinding) -> list[str]:
     """Evidence for a finding: each part with its difference, interval and verdict."""
-    return [
-        f"{part.text}: {signed(part.difference)} ({part.verdict}"
-        + (f"; another seed changes it by {number(abs(part.by_seed), 4)})" if part.by_seed is not None else ")")
-        for part in judged.parts
-    ]
+    return [f"{part.text}: {signed(part.difference)} ({part.verdict}, p {number(part.p, 3)})" for part in judged.parts]
 
 
 @dataclass(frozen=True)
@@ -137,19 +133,16 @@ def _values(result: AblationResult, metrics: Sequence[str]) -> list[str]:
 
 def notes(results: Sequence[AblationResult]) -> list[str]:
     """Notes on data and intervals."""
-    counts = results[0].counts
-    lines = [
+    counts, seeds = results[0].counts, results[0].seeds
+    trained = f"mean of {seeds} trainings with different seeds" if seeds > 1 else "one training"
+    return [
         f"All rows are evaluated on the same {counts['images']} images with {counts['keypoints']} keypoints of "
-        "detections that match an annotated object with OKS >= 0.5.",
-        "± is half the width of a 95 % interval by bootstrap over images. Differences to the default are paired: both "
-        "rows use the same resampled images. On average one of twenty intervals misses the true value.",
+        f"detections that match an annotated object with OKS >= 0.5. Each value is the {trained}.",
+        "± is half the width of a 95 % interval over images (bootstrap)"
+        + (" and seeds together" if seeds > 1 else "; it does not cover the variation of training")
+        + ". Differences to the default are paired by image and seed. P-values of findings are adjusted for the number "
+        "of tests (Holm); intervals are not.",
     ]
-    if _named(results, OTHER_SEED) is not None:
-        lines.append(
-            "The intervals cover the choice of images, not the variation due to training. "
-            "The last row shows the effect of another seed."
-        )
-    return lines
 
 
 def to_markdown(results: Sequence[AblationResult], title: str) -> str:

@@ -157,6 +157,8 @@ def _pruning_table(scores: Scores) -> list[tuple[str, str, str]]:
 
 def _settings(scores: Scores) -> list[tuple[str, str]]:
     entries = {"given_family": scores.given_family, **scores.settings}
+    if scores.departures is not None:
+        entries |= {"preset": scores.preset, "departures from the paper": "; ".join(scores.departures) or "none"}
     entries["pruning threshold"] = scores.pruned.threshold
     entries["visibility threshold"] = scores.pruned.visibility_threshold
     return [(key.replace("_", " "), _setting(value)) for key, value in rounded(entries).items()]

@@ -51,12 +51,21 @@ def to_text(scores: Scores) -> str:
         kept, correct = percent(rule.kept_fraction), percent(rule.reliability)
         lines.append(f"  {rule.name:24}keeps {kept:>7}, {correct:>7} of them reliable")
     lines += match_text(scores)
+    if scores.departures is not None:
+        lines.append(preset_text(scores))
     if scores.novelty is not None:
         at = ALARM_RATES.index(ALARM)
         parts = ((name, getattr(scores.novelty, name)) for name in ("detections", "images"))
         shares = (f"{percent(one.share[at])} ± {percent(one.error[at])} of {name}" for name, one in parts)
         lines.append(f"out-of-distribution alarms at {ALARM} %: {' and '.join(shares)}")
     return "\n".join(lines)
+
+
+def preset_text(scores: Scores) -> str:
+    """Preset and departures from the paper."""
+    return (
+        f"preset: {scores.preset or 'none'}; departures from the paper: {'; '.join(scores.departures or ()) or 'none'}"
+    )
 
 
 def to_csv(scores: Scores) -> str:

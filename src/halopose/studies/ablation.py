@@ -1,6 +1,7 @@
 """Ablations of the paper (section 5): one collection of features, one row of results per variant.
 
-All rows share their bootstrap draws over images, so differences between rows are paired. ``findings`` tests the
+Each row is trained with several seeds. All rows share seeds and bootstrap draws over images, so differences between
+rows are paired. Their intervals cover the choice of images and the variation of training. ``findings`` tests the
 findings of the paper on them, ``reports.ablation_report`` renders them.
 """
 
@@ -12,7 +13,7 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from halopose.data.dataset import Dataset
 from halopose.data.files import read_json, write_json
 from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.bootstrap import PairedMetrics
+from halopose.evaluation.bootstrap import Difference, repeated_difference
 from halopose.evaluation.resampling import ResampledMetrics
 from halopose.fitting import pipeline
 from halopose.fitting.feature_cache import MatchStore, read_table, shard_path
@@ -46,7 +47,7 @@ ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0)
 DOF = 12.0  # degrees of freedom of the Student-t loss, between the Gaussian loss and the calibrated values
 SCALES = 5  # object scales with equal numbers of instances
 DEFAULT = "default"
-OTHER_SEED = "other-seed"
+SEEDS = 5
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,19 @@ class AblationVariant:
             gamma_ks=self.fit.gamma_ks,
             scalarisation=self.scalarisation,
             threshold_rule=self.rule,
+            covariance=self.fit.covariance,
         )
+
+    def repeated(self, number: int) -> AblationVariant:
+        """The variant with another seed; 0 is the variant itself."""
+        if not number:
+            return self
+        train = replace(self.fit.train, seed=self.fit.train.seed + number)
+        return replace(self, name=f"{self.name}-seed-{number}", fit=replace(self.fit, train=train))
 
 
 def ablation_variants(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> list[AblationVariant]:
-    """The default and variants that differ from it in one setting, without duplicates.
-
-    The last row differs in the seed only. Its difference to the default is the variation due to training.
-    """
+    """The default and variants that differ from it in one setting, without duplicates."""
 
     def trained(**changes: Any) -> FitSettings:
         return replace(fit, train=replace(fit.train, **changes))
@@ -128,34 +134,70 @@ def ablation_variants(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> lis
         ),
         *(AblationVariant(name, f"Ranked by {text}", fit, scalarisation=name) for name, text in sizes.items()),
         *(AblationVariant(name, f"Threshold by {text}", fit, rule=name) for name, text in rules.items()),
-        AblationVariant(OTHER_SEED, "Another seed", trained(seed=fit.train.seed + 1)),
     ]
     first = {row.variant: row for row in reversed(rows)}
     return [row for row in rows if first[row.variant] is row]
 
 
 @dataclass(frozen=True)
-class AblationResult(PairedMetrics):
-    """Results of one row. All rows share the same B resamplings of images.
+class AblationResult:
+    """Results of one row with S seeds. All rows share seeds and the same B resamplings of images.
 
     Attributes:
         name: Name of the variant.
         title: Title of the variant.
-        estimate: Metrics by name: ``gaussian.ace`` as in metrics.json, ``pruned.gaussian.ace`` after pruning,
+        values: Each metric (S,) by seed: ``gaussian.ace`` as in metrics.json, ``pruned.gaussian.ace`` after pruning,
             ``scale.0.ace`` by object scale.
-        draws: Each metric under the resamplings (B,).
-        variance: Predicted and empirical variance in bins, by axis, after Gaussian calibration.
+        draws: Each metric (S, B) by seed under the resamplings.
+        variance: Predicted and empirical variance in bins, by axis, after Gaussian calibration, with the first seed.
         scales: Names of the object scales.
         counts: Numbers of images and keypoints.
     """
 
     name: str
     title: str
-    estimate: dict[str, float]
+    values: dict[str, Array]
     draws: dict[str, Array]
     variance: dict[str, dict[str, Array]]
     scales: list[str]
     counts: dict[str, int]
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds."""
+        return max((len(values) for values in self.values.values()), default=0)
+
+    @property
+    def estimate(self) -> dict[str, float]:
+        """Mean of each metric over seeds."""
+        return {name: float(np.mean(values)) for name, values in self.values.items()}
+
+    def margin(self, metric: str) -> float:
+        """Half the width of the 95 % interval of a metric, over images and seeds."""
+        return repeated_difference(self.values[metric], self.draws[metric]).margin
+
+    def minus(self, other: AblationResult, metric: str, of_other: str | None = None) -> Difference:
+        """Difference to a metric of another row, paired by seed and by resampled images.
+
+        Args:
+            other: The other row.
+            metric: Name of the metric.
+            of_other: Its name in the other row, if it differs.
+        """
+        second = of_other or metric
+        return repeated_difference(self.values[metric] - other.values[second], self.draws[metric] - other.draws[second])
+
+    @classmethod
+    def join(cls, row: AblationVariant, parts: Sequence[AblationResult]) -> AblationResult:
+        """Join the results of one row with several seeds."""
+        first = parts[0]
+        return replace(
+            first,
+            name=row.name,
+            title=row.title,
+            values={name: np.concatenate([part.values[name] for part in parts]) for name in first.values},
+            draws={name: np.concatenate([part.draws[name] for part in parts]) for name in first.draws},
+        )
 
     @classmethod
     def read(cls, path: Path, row: AblationVariant, key: str) -> AblationResult | None:
@@ -176,8 +218,8 @@ class AblationResult(PairedMetrics):
             return cls(
                 name=row.name,
                 title=row.title,
-                estimate={name: float(_array(value)) for name, value in content["estimate"].items()},
-                draws={name: _array(values) for name, values in content["draws"].items()},
+                values={name: _array([value]) for name, value in content["estimate"].items()},
+                draws={name: _array([values]) for name, values in content["draws"].items()},
                 variance={
                     axis: {name: _array(values) for name, values in curve.items()}
                     for axis, curve in content["variance"].items()
@@ -202,11 +244,13 @@ def ablate(
     settings: FitSettings | None = None,
     *,
     alphas: Sequence[float] = ALPHAS,
+    seeds: int = SEEDS,
+    names: Collection[str] | None = None,
     bootstrap: int = 200,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[AblationResult]:
-    """Collect features once, then compute all missing rows in parallel. Resumable.
+    """Collect features once, then compute all missing rows in parallel, with all seeds. Resumable.
 
     Args:
         host: The frozen base model.
@@ -215,6 +259,8 @@ def ablate(
         folder: Folder for features, checkpoints and rows.
         settings: Settings of the default row.
         alphas: Retention exponents to compare.
+        seeds: Number of trainings of each row.
+        names: Names of the rows; default: all.
         bootstrap: Number of resamplings of images.
         workers: Number of processes; by default one per core on a CPU, else one.
         progress: Called with the number of computed rows.
@@ -223,8 +269,10 @@ def ablate(
         HaloposeError: A setting is invalid, or the training and validation images overlap.
     """
     fit, folder = settings or FitSettings(), Path(folder)
-    if any(alpha < 0 for alpha in alphas) or bootstrap < 2:
-        raise HaloposeError("retention exponents must not be negative, and intervals need at least two resamplings")
+    if any(alpha < 0 for alpha in alphas) or bootstrap < 2 or seeds < 1:
+        raise HaloposeError(
+            "retention exponents must not be negative, rows need a seed, and intervals at least two resamplings"
+        )
     if len(shared := np.intersect1d(training.image_ids, validation.image_ids)):
         raise HaloposeError(f"{len(shared)} images are in both the training and the validation split")
     stores = (
@@ -232,16 +280,19 @@ def ablate(
         pipeline.collect_validation(host, validation, folder / "work" / "val", fit, progress),
     )
     study = AblationStudy(folder, validation.image_ids, bootstrap, _digest(host, stores))
-    rows = ablation_variants(fit, alphas)
+    rows = [row for row in ablation_variants(fit, alphas) if names is None or row.name in names]
     jobs: dict[tuple[Any, ...], list[AblationVariant]] = {}
-    for row in rows:
+    for row in (one.repeated(number) for number in range(seeds) for one in rows):
         if study.read(row) is None:
             jobs.setdefault(row.training, []).append(row)
     _run(study, host, list(jobs.values()), workers, progress)
-    found = [study.read(row) for row in rows]
-    if None in found:
-        raise HaloposeError(f"a row in {folder} was changed during the run: run the same command again")
-    return [result for result in found if result is not None]
+    results = []
+    for row in rows:
+        parts = [part for number in range(seeds) if (part := study.read(row.repeated(number))) is not None]
+        if len(parts) < seeds:
+            raise HaloposeError(f"a row in {folder} was changed during the run: run the same command again")
+        results.append(AblationResult.join(row, parts))
+    return results
 
 
 def _digest(host: Host, stores: Sequence[MatchStore]) -> str:

@@ -1,6 +1,7 @@
 """Findings of the paper's ablations, tested by paired differences between rows.
 
-A finding is reproduced, contradicted or not decided.
+A finding is reproduced, differs here, or is not decided. P-values are of images and seeds together, and adjusted for
+the number of tests by Holm's method.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from halopose.evaluation.bootstrap import Difference
-from halopose.studies.ablation import DEFAULT, OTHER_SEED, AblationResult
+import numpy as np
 
-Verdict = Literal["reproduced", "contradicted", "not decided"]
+from halopose.evaluation.bootstrap import Difference, holm, repeated_difference
+from halopose.studies.ablation import DEFAULT, AblationResult
 
+Verdict = Literal["reproduced", "differs here", "not decided"]
+ALPHA = 0.05  # probability of a wrong verdict among all implications
 
 # Smaller differences have no practical effect.
 MATTERS = {
@@ -46,7 +49,7 @@ class FindingPart:
         """The difference larger - smaller; negative if the implication does not hold."""
         row, metric = self.larger
         if isinstance(self.smaller, float):
-            return Difference(results[row].estimate[metric] - self.smaller, results[row].margin(metric))
+            return repeated_difference(results[row].values[metric] - self.smaller, results[row].draws[metric])
         other, of_other = self.smaller
         return results[row].minus(results[other], metric, of_other)
 
@@ -128,14 +131,14 @@ class MeasuredDifference:
     Attributes:
         text: The implication in words.
         difference: Measured difference with its interval.
+        p: Its p-value, adjusted for all implications of all findings by Holm's method.
         verdict: Verdict on the implication.
-        by_seed: Change of the difference with another seed; None if unknown.
     """
 
     text: str
     difference: Difference
+    p: float
     verdict: Verdict
-    by_seed: float | None
 
 
 @dataclass(frozen=True)
@@ -147,60 +150,49 @@ class JudgedFinding:
     parts: list[MeasuredDifference]
 
 
-def verdict_of(
-    difference: Difference, by_seed: float | None = None, *, matters: float = 0.0, enough: bool = True
-) -> Verdict:
-    """Verdict on a difference that should be positive, by its 95 % interval.
-
-    The interval covers the choice of images only. Nothing is decided if another seed changes the difference by at
-    least its own size.
+def verdict_of(difference: Difference, p: float, *, matters: float = 0.0, enough: bool = True) -> Verdict:
+    """Verdict on a difference that should be positive.
 
     Args:
-        difference: The difference with its interval.
-        by_seed: Change of the difference with another seed.
-        matters: Smallest negative difference that can contradict a finding.
-        enough: Whether there are enough keypoints to contradict a finding.
+        difference: The difference.
+        p: Its adjusted p-value; NaN decides nothing.
+        matters: Smallest negative difference that counts as different from the paper.
+        enough: Whether there are enough keypoints to differ from the paper.
     """
-    if by_seed is not None and abs(by_seed) >= abs(difference.value):
+    if not p < ALPHA:
         return "not decided"
-    if difference.low > 0:
+    if difference.value > 0:
         return "reproduced"
-    against = difference.high < 0 and -difference.value >= matters and enough
-    return "contradicted" if against else "not decided"
+    return "differs here" if -difference.value >= matters and enough else "not decided"
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """A finding is reproduced if all its parts are, and contradicted if one of them is."""
-    if "contradicted" in verdicts:
-        return "contradicted"
+    """A finding is reproduced if all its parts are, and differs if one of them does."""
+    if "differs here" in verdicts:
+        return "differs here"
     return "not decided" if "not decided" in verdicts or not verdicts else "reproduced"
 
 
 def judge(results: Sequence[AblationResult], findings: Sequence[Finding] = FINDINGS) -> list[JudgedFinding]:
     """Verdicts on the findings whose rows are present."""
     rows = {result.name: result for result in results}
+    present = [finding for finding in findings if all(part.rows <= rows.keys() for part in finding.parts)]
+    differences = [[part.measure(rows) for part in finding.parts] for finding in present]
+    adjusted = iter(holm(np.array([one.p for each in differences for one in each])).tolist())
     judged = []
-    for finding in findings:
-        if all(part.rows <= rows.keys() for part in finding.parts):
-            parts = [_measured(part, rows) for part in finding.parts]
-            judged.append(JudgedFinding(finding.text, overall([part.verdict for part in parts]), parts))
+    for finding, measured in zip(present, differences, strict=True):
+        parts = [
+            _measured(part, difference, next(adjusted), rows)
+            for part, difference in zip(finding.parts, measured, strict=True)
+        ]
+        judged.append(JudgedFinding(finding.text, overall([part.verdict for part in parts]), parts))
     return judged
 
 
-def _measured(part: FindingPart, rows: dict[str, AblationResult]) -> MeasuredDifference:
-    difference = part.measure(rows)
-    by_seed = _moved_by_seed(part, rows, difference.value)
+def _measured(
+    part: FindingPart, difference: Difference, p: float, rows: dict[str, AblationResult]
+) -> MeasuredDifference:
     metric = part.larger[1].rsplit(".", 1)[-1]
     count = min(rows[name].counts["keypoints"] for name in part.rows)
-    verdict = verdict_of(difference, by_seed, matters=MATTERS.get(metric, 0.0), enough=count >= ENOUGH_KEYPOINTS)
-    return MeasuredDifference(part.text, difference, verdict, by_seed)
-
-
-def _moved_by_seed(part: FindingPart, rows: dict[str, AblationResult], value: float) -> float | None:
-    """Change of the difference if the default is trained with another seed; None without such a row."""
-    default, other, metric = rows.get(DEFAULT), rows.get(OTHER_SEED), part.larger[1]
-    if default is None or other is None:
-        return None
-    if DEFAULT in part.rows:
-        return part.measure({**rows, DEFAULT: other}).value - value
-    return other.estimate[metric] - default.estimate[metric]
+    verdict = verdict_of(difference, p, matters=MATTERS.get(metric, 0.0), enough=count >= ENOUGH_KEYPOINTS)
+    return MeasuredDifference(part.text, difference, p, verdict)
