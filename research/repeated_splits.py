@@ -90,7 +90,7 @@ def coverage(fitting: MatchedPoses, scoring: MatchedPoses) -> list[tuple[float, 
     """Coverage at LEVELS: of keypoints weighted by keypoint and by image, and of whole persons, weighted likewise."""
     regions = fit_regions(fitting.distance, fitting.labelled, fitting.image_ids)
     image = np.unique(scoring.image_ids, return_inverse=True)[1]
-    rows = []
+    rows: list[tuple[float, ...]] = []
     for level in LEVELS:
         inside = scoring.distance <= regions.of_objects(level, scoring.box_area)
         whole = np.where(scoring.labelled, scoring.distance, 0).max(1) <= regions.whole_radius(level)
