@@ -102,7 +102,7 @@ _LARGE = (
 )
 STAGES = (
     Stage("parts", (96, 160), 16_000, 16, _PARTS, (1e-3, 1e-3), (0.25, 0.13), rows=0),
-    Stage("small", (192, 320), 5_600, 8, _SMALL, (1e-3, 4e-4), (0.13, 0.06)),
+    Stage("small", (192, 320), 4_000, 8, _SMALL, (1e-3, 4e-4), (0.13, 0.06)),
     Stage("full", (384, 640), 1_200, 4, _LARGE, (4e-4, 1e-5), (0.06, 0.05)),
 )
 
@@ -338,7 +338,8 @@ def draw_curve(work: Path, picture: Path) -> None:
         checkpoint = work / "judged.pt"
         write_model(load_file(snapshot), checkpoint)
         with progress() as step:
-            store = judge(YoloNASHost.load(checkpoint), work, "detector", "choose_nas", 200, step)
+            host = YoloNASHost.load(checkpoint)
+            store = judge(host, work, "detector", "choose_nas", 200, step, f"choose_nas-{snapshot.stem}")
         known[snapshot.stem] = float(CocoScores.of(store).scores()["ap"])
         write_bytes(path, json.dumps(known, indent=1).encode())
         say(f"{int(snapshot.stem)} images: {describe(store)}")

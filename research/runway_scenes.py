@@ -47,10 +47,15 @@ def draw(work: Path, world: str, split: str, count: int, seed: int = SEED) -> Pa
     return write_dataset(folder, {split: count}, seed, weather, WORLDS[world], processes=PROCESSES)
 
 
-def judge(host: Host, work: Path, world: str, split: str, count: int, step: Progress) -> MatchStore:
-    """Detections of a model on scenes that no detector was trained on, matched to the labels."""
+def judge(
+    host: Host, work: Path, world: str, split: str, count: int, step: Progress, store: str | None = None
+) -> MatchStore:
+    """Detections of a model on scenes that no detector was trained on, matched to the labels.
+
+    ``store`` names the feature cache where several models are judged in one folder.
+    """
     data = draw(work, world, split, count)
-    return collect_validation(host, load_dataset(data, split), work / "stores" / split, FIT, step)
+    return collect_validation(host, load_dataset(data, split), work / "stores" / (store or split), FIT, step)
 
 
 def describe(store: MatchStore) -> str:

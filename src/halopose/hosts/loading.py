@@ -42,6 +42,10 @@ def load_host(
         if end2end is not None:
             raise HaloposeError(f"{base} has the head that it was exported with: leave --end2end off")
         return OnnxHost(base, device=device)
+    if not isinstance(base, nn.Module) and Path(base).suffix.lower() == ".json":
+        from halopose.hosts.movenet.movenet_host import MoveNetHost
+
+        return MoveNetHost(base, device=device)
     if is_yolonas(base):
         from halopose.hosts.yolonas.yolonas_host import YoloNASHost
 
