@@ -1,7 +1,7 @@
 """MoveNet MultiPose (Apache-2.0) from the files published for TensorFlow.js, run by ONNX Runtime.
 
 A CenterNet: one map of person centres at stride 4. The keypoints that a centre predicts are coarse. Each is replaced by
-the maximum of its own heatmap, weighted by the distance to the coarse one and inside the person's box.
+the maximum of the heatmap of that keypoint, weighted by the distance to the coarse one and inside the person's box.
 """
 
 from __future__ import annotations
