@@ -21,6 +21,7 @@ from halopose.types import Array
 
 _AXIS_TITLES = {"joint": "joint", "x": "along x", "y": "along y"}
 _CALIBRATED = ("gaussian", "student_t")
+_MANY = 10  # keypoints whose names would overlap below a chart
 _NU = {"t2": 2.0, "t4": 4.0, "t10": 10.0, "t30": 30.0}
 
 
@@ -352,6 +353,8 @@ def _by_keypoint(scores: Scores, metric: str, change: bool = False) -> Plot:
     low = min(low * 1.1, 0.0)
     label = f"change of {metric.upper()}" if change else metric.upper()
     short = [name.replace("left_", "l. ").replace("right_", "r. ").replace("_", " ") for name in names]
+    if len(names) > _MANY:
+        short = [" ".join(word[:4] for word in name.split()) for name in short]
     y = Axis.linear(label, low, max(high * 1.1, low + 1e-3))
     return Plot("", Axis.of_bins("keypoint", len(names), short), y, curves)
 

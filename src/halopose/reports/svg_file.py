@@ -18,7 +18,9 @@ _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#6b7280;stroke:none}.title{font-weight:600}.grid{stroke:#8883;}"
     ".axis{stroke:#888}.line{fill:none;stroke-width:1.7;stroke-linejoin:round}.mark{fill:#fff;stroke-width:1.5}"
     ".amount{fill:#8885}.ideal.line{stroke-width:1;stroke-dasharray:3 3}"
-    + "".join(f".{kind}{{stroke:{colour}}}text.{kind}{{fill:{colour}}}" for kind, colour in _COLOURS.items())
+    + "".join(
+        f".{kind}{{stroke:{colour}}}text.{kind}{{fill:{colour};stroke:none}}" for kind, colour in _COLOURS.items()
+    )
 )
 _LEGEND = 15  # pixels per line of the legend
 
