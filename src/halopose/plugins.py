@@ -81,6 +81,28 @@ class CustomMetric:
 
 
 @dataclass(frozen=True)
+class PublishedFigures:
+    """Figures of a model that the documentation publishes, on images that neither heads nor calibration have seen.
+
+    Attributes:
+        ap: Average precision of the base model's keypoints.
+        coverage: Which 95 % ellipses hold how many keypoints.
+        akp: Average keypoint precision of ranking by the covariance.
+        time: Time per image, relative to the base model alone on two CPU cores.
+        pages: Evidence pages with conditions and commands, in `docs/evidence`.
+    """
+
+    ap: float
+    coverage: str
+    akp: float
+    time: float
+    pages: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"AP {self.ap:.3f}, 95 % ellipses hold: {self.coverage}, AKP {self.akp:.3f}, time {self.time:.2f}x"
+
+
+@dataclass(frozen=True)
 class NamedModel:
     """A model that loads by its name.
 
@@ -89,12 +111,18 @@ class NamedModel:
         about: One line for `halopose models`.
         base: Returns the path of the base model; it may download it.
         artifact: Returns the path of the artifact made for the base model.
+        licence: SPDX identifier of the licence of base model and artifact.
+        network: Architecture of the base model.
+        figures: Published figures.
     """
 
     name: str
     about: str
     base: Callable[[], Path]
     artifact: Callable[[], Path]
+    licence: str = "unknown"
+    network: str = "unknown"
+    figures: PublishedFigures | None = None
 
 
 def _no_commands(app: typer.Typer) -> None:

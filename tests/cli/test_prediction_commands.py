@@ -319,7 +319,12 @@ def test_quiet_prints_nothing_and_models_are_listed(work: Path, tmp_path: Path) 
         tmp_path / "out",
     )
     assert run("--quiet", *words) == ""
-    assert "4 corners" in run("models")
+    listed = " ".join(run("models").split())
+    assert "4 corners" in listed
+    for model in model_zoo.named_models():
+        assert model.figures is not None
+        assert f"licence {model.licence}; base {model.network}" in listed
+        assert f"published: {model.figures}" in listed
     assert run("--version").startswith("halopose ")
 
 

@@ -17,7 +17,9 @@ from hatchling.builders.wheel import WheelBuilder
 from halopose.errors import HaloposeError
 from halopose.hosts import model_zoo as hub
 from halopose.landing import shipped_detectors
+from halopose.plugins import NamedModel
 from tests.helpers.models import ROOT, run_script
+from tests.helpers.values import present
 
 CONTENT = b"a checkpoint"
 FROM_WHEEL = hub._from_wheel
@@ -157,6 +159,7 @@ import sys
 sys.modules["halopose_models"] = None
 from halopose.hosts import model_zoo
 from halopose.landing import shipped_detectors
+from halopose.plugins import NamedModel
 from halopose.errors import HaloposeError
 for name in {FINDERS}:
     try:
@@ -172,6 +175,21 @@ for name in {FINDERS}:
 def test_outdated_models_package_is_distinguished_from_a_missing_one() -> None:
     with pytest.raises(HaloposeError, match=r"of-tomorrow\.safetensors: pip install --upgrade"):
         hub.packaged_file("of-tomorrow.safetensors")
+
+
+@pytest.mark.parametrize("model", hub.named_models(), ids=lambda model: model.name)
+def test_published_figures_of_a_model_are_those_of_the_readme_and_of_the_evidence(model: NamedModel) -> None:
+    figures = present(model.figures)
+    rows = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    row = next(line for line in rows if line.startswith(f"| `{model.name}` |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[2:4] == [model.network, f"{figures.ap:.3f}"]
+    assert cells[5:] == [f"{figures.akp:.3f}", f"{figures.time:.2f}x", model.licence]
+    text = "".join((ROOT / "docs" / "evidence" / page).read_text(encoding="utf-8") for page in figures.pages)
+    for number in re.findall(r"\d+(?:\.\d+)?(?= %)", figures.coverage):
+        assert number in cells[4]
+        assert number in text
+    assert f"{figures.ap:.3f}" in text
 
 
 @pytest.mark.parametrize("builder", [WheelBuilder, SdistBuilder])

@@ -281,7 +281,7 @@ def predict(
 
 
 def models() -> None:
-    """List the models that load by name, with their cards.
+    """List the models that load by name: licence, base model, published figures, and figures of their cards.
 
     Example: halopose models
     """
@@ -297,7 +297,9 @@ def models() -> None:
         images = artifact.card.images.counts()
         figures = artifact.card.figures
         say(f"{model.name:16}{model.about}", always=True)
-        say(f"{'':16}base {artifact.card.base or '?'}, input {artifact.imgsz}", always=True)
+        say(f"{'':16}licence {model.licence}; base {model.network}, input {artifact.imgsz}", always=True)
+        if model.figures is not None:
+            say(f"{'':16}published: {model.figures} ({', '.join(model.figures.pages)})", always=True)
         say(f"{'':16}images: " + ", ".join(f"{count} {name}" for name, count in images.items()), always=True)
         if figures is not None:
             for name, measured in (("gaussian", figures.gaussian), ("student-t", figures.student_t)):

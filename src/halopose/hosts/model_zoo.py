@@ -19,7 +19,7 @@ from pathlib import Path
 
 from halopose.data.files import write_bytes
 from halopose.errors import HaloposeError
-from halopose.plugins import NamedModel, load_plugins
+from halopose.plugins import NamedModel, PublishedFigures, load_plugins
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,19 @@ KNOWN = {
 }
 
 
+_OWN_FIGURES = PublishedFigures(
+    ap=0.488,
+    coverage="Student-t 95.5 %",
+    akp=0.909,
+    time=1.04,
+    pages=("calibration-by-match.md", "studies.md", "speed.md"),
+)
+
+
 def named_models() -> tuple[NamedModel, ...]:
     """Return the models that load by name: those of the core, then those of the plug-ins."""
-    own = NamedModel("yolo11n-pose", "persons, 17 keypoints of COCO", find_base, shipped_artifact)
+    about = "persons, 17 keypoints of COCO"
+    own = NamedModel("yolo11n-pose", about, find_base, shipped_artifact, "AGPL-3.0", "YOLO11n-pose", _OWN_FIGURES)
     return (own, *(model for plugin in load_plugins() for model in plugin.models))
 
 

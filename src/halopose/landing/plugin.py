@@ -12,7 +12,7 @@ from halopose.landing.shipped_detectors import (
     runway_artifact,
     runway_detector,
 )
-from halopose.plugins import NamedModel, Plugin
+from halopose.plugins import NamedModel, Plugin, PublishedFigures
 
 if TYPE_CHECKING:
     import typer
@@ -61,13 +61,32 @@ def _convert_coco(categories: list[Any]) -> Any:
     return polygons_as_keypoints(categories)
 
 
+_LICENCE, _NETWORK = "AGPL-3.0", "YOLO11n-pose"
 PLUGIN = Plugin(
     name="landing",
     register=_register,
     dataset_readers=(RunwayReader(),),
     coco_converters=(_convert_coco,),
     models=(
-        NamedModel("runway", "runways from the air, 4 corners", runway_detector, runway_artifact),
-        NamedModel("runway-footage", "the same, as real cameras record them", footage_detector, footage_artifact),
+        NamedModel(
+            "runway",
+            "runways from the air, 4 corners",
+            runway_detector,
+            runway_artifact,
+            licence=_LICENCE,
+            network=_NETWORK,
+            figures=PublishedFigures(0.817, "Gaussian 95.0 %", 0.996, 1.03, ("runways.md", "regions.md", "speed.md")),
+        ),
+        NamedModel(
+            "runway-footage",
+            "the same, as real cameras record them",
+            footage_detector,
+            footage_artifact,
+            licence=_LICENCE,
+            network=_NETWORK,
+            figures=PublishedFigures(
+                0.656, "Gaussian 99 % and 81 % on two real sequences", 0.943, 1.03, ("runways.md", "speed.md")
+            ),
+        ),
     ),
 )
