@@ -1,6 +1,7 @@
-"""Parity of heads added to an ONNX file with the same heads in PyTorch, on photographs.
+"""Parity of an exported model, or of heads added to an ONNX file, with the same heads in PyTorch, on photographs.
 
 python -m research.onnx_files model.onnx photographs --artifact heads.safetensors
+python -m research.onnx_files yolo11n-pose.pt photographs --runtime openvino
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from halopose.data.images import read_source
 from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.deploy.exporting import export_model
 from halopose.deploy.onnx_file import write_model
+from halopose.deploy.runtimes import open_exported
 from halopose.prediction.uncertain_pose import UncertainPose
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="ONNX file")
+    parser.add_argument("model", type=Path, help="ONNX file, or checkpoint")
     parser.add_argument("source", type=Path, help="folder of photographs")
     parser.add_argument("--artifact", type=Path, help="artifact for the file; default: the shipped heads")
+    parser.add_argument("--runtime", choices=("onnx", "openvino"), default="onnx", help="where the export runs")
     parser.add_argument("--count", type=int, default=64, help="photographs")
     options = parser.parse_args()
     pose = UncertainPose.load_base(options.model, options.artifact)
@@ -32,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         write_model(export_model(pose.host, pose.artifact), path)
-        print_parity(pose, Deployed(path), [image.pixels for image in images])
+        print_parity(pose, open_exported(path, options.runtime), [image.pixels for image in images])
 
 
 def print_parity(pose: UncertainPose, deployed: Deployed, images: list[np.ndarray]) -> None:

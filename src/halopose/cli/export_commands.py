@@ -132,9 +132,11 @@ def calibrate_deployed(
     ``changes`` are ``rule`` and ``region_scales`` if they differ from the export.
     """
     from halopose.deploy import recalibration
+    from halopose.deploy.deployed_model import Deployed
     from halopose.types import named
 
-    deployed, dataset = _opened(data, folder, split, images, ("heads",))
+    deployed = Deployed(folder_of(folder))
+    dataset = _unseen(data, deployed, split, images, ("heads",))
     with progress() as step:
         seen = recalibration.collect(deployed, dataset, step=named(step, "running the deployed model"))
     for line in seen.skipped:
@@ -145,7 +147,7 @@ def calibrate_deployed(
 
 def evaluate_deployed(
     data: Path,
-    folder: Path,
+    deployed: Deployed,
     output: Path,
     split: str,
     images: Path | None,
@@ -155,7 +157,6 @@ def evaluate_deployed(
     bootstrap: int,
     area: Literal["annotation", "box"],
     overlap: str,
-    visibility: float | None,
 ) -> None:
     """Run the evaluation protocol in the exported runtime, on images unseen by heads and calibration."""
     from halopose.data.files import make_folder
@@ -165,7 +166,7 @@ def evaluate_deployed(
     from halopose.types import named
 
     parts = ("heads", "calibration") if overlap == "exclude" else ()
-    deployed, dataset = _opened(data, folder, split, images, parts, visibility)
+    dataset = _unseen(data, deployed, split, images, parts)
     protocol = Protocol(bootstrap=bootstrap, area=area)
     make_folder(output)
     with progress() as step:
@@ -181,19 +182,10 @@ def evaluate_deployed(
     write_scores(scores, output, str(deployed.path))
 
 
-def _opened(
-    data: Path,
-    folder: Path,
-    split: str,
-    images: Path | None,
-    parts: tuple[str, ...],
-    visibility: float | None = None,
-) -> tuple[Deployed, Dataset]:
-    """Open the exported model, and remove images that the given steps have used."""
+def _unseen(data: Path, deployed: Deployed, split: str, images: Path | None, parts: tuple[str, ...]) -> Dataset:
+    """Load the data without the images that the given steps have used."""
     from halopose.data.dataset_loading import exclude_images, load_dataset
-    from halopose.deploy.deployed_model import Deployed
     from halopose.deploy.recalibration import images_seen
 
-    deployed = Deployed(folder_of(folder), visibility=visibility)
     dataset = load_dataset(data, split, images=images, otherwise=deployed.layout)
-    return deployed, exclude_images(dataset, images_seen(deployed, parts), "the model")
+    return exclude_images(dataset, images_seen(deployed, parts), "the model")

@@ -23,7 +23,7 @@ _GROUPS = {
     ),
     "Evaluation": "bootstrap folds scale_edges shift kinds",
     "Export": "form windows int8",
-    "Machine": "device half workers batch engine part seed",
+    "Machine": "device runtime half workers batch engine part seed",
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}
 # Options that mean something else in one command.

@@ -277,6 +277,14 @@ Batch = Annotated[int | None, typer.Option(min=1, max=MANY, help="Images per bat
 Half = Annotated[
     bool, typer.Option("--half", help="Half precision before the head: faster on a GPU, keypoints change slightly.")
 ]
+RuntimeOption = Annotated[
+    Literal["auto", "torch", "onnx", "openvino"] | None,
+    typer.Option(
+        "--runtime",
+        help="What runs the model: torch, or onnx, openvino or auto with a cached export; default: torch, unless "
+        "HALOPOSE_RUNTIME or your settings say otherwise.",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")]
 Unsafe = Annotated[bool, typer.Option("--unsafe", help="Allow a checkpoint to run code; for trusted files only.")]
 End2End = Annotated[

@@ -31,6 +31,7 @@ from halopose.cli.options import (
     Monitor,
     OtherSize,
     Preset,
+    RuntimeOption,
     Uncalibrated,
     Unsafe,
     VidStride,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from halopose.data.dataset import Dataset
     from halopose.prediction.uncertain_pose import UncertainPose
 
+_OF_EVALUATION = "pictures", "shift", "against", "kinds", "alarm", "preset", "workers", "batch"
 OF_TORCH = "uncalibrated", "end2end", "device", "unsafe"  # options without effect for an exported folder
 
 
@@ -91,6 +93,7 @@ def evaluate(
     workers: Workers = None,
     batch: Batch = None,
     end2end: End2End = None,
+    runtime: RuntimeOption = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
@@ -101,6 +104,7 @@ def evaluate(
     Example: halopose evaluate data.yaml --base mine.pt --artifact mine.safetensors -o report
     """
     from halopose.data.dataset_loading import exclude_images, load_dataset
+    from halopose.deploy.runtimes import EVALUATED_WINDOWS, open_exported, resolve_exported, resolve_runtime
     from halopose.fitting.presets import evaluation_protocol
     from halopose.fitting.workers import own_device
     from halopose.prediction.dataset_evaluation import InferenceSettings, evaluate_dataset
@@ -109,12 +113,18 @@ def evaluate(
     from halopose.reports.verdict import is_miscalibrated
 
     if deployed is not None:
-        refuse_with_deployed(
-            context, "pictures", "shift", "against", "kinds", "alarm", "preset", *OF_TORCH, "workers", "batch"
-        )
-        evaluate_deployed(data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap, visibility)
+        refuse_with_deployed(context, *_OF_EVALUATION, *OF_TORCH)
+        chosen: str = resolve_exported(runtime)
+    else:
+        base, artifact = required_files(base, artifact)
+        of_torch = given_options(context) & {*_OF_EVALUATION, "device", "uncalibrated"}
+        chosen = resolve_runtime(runtime, sorted(of_torch))
+        if chosen != "torch":
+            deployed = UncertainPose.exported(base, artifact, unsafe=unsafe, end2end=end2end, windows=EVALUATED_WINDOWS)
+    if deployed is not None:
+        model_file = open_exported(folder_of(deployed), chosen, visibility)
+        evaluate_deployed(data, model_file, output, split, images, imgsz, conf, iou, bootstrap, area, overlap)
         return
-    base, artifact = required_files(base, artifact)
     model = UncertainPose.load_base(
         base,
         artifact,
@@ -222,6 +232,7 @@ def predict(
     uncalibrated: Uncalibrated = False,
     half: Half = False,
     end2end: End2End = None,
+    runtime: RuntimeOption = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
@@ -239,6 +250,10 @@ def predict(
             raise HaloposeError("an exported folder has a fixed precision: export it with --half, or leave --half out")
         refuse_with_deployed(context, "widen", *OF_TORCH)
         base = folder_of(deployed)
+    elif half:
+        if runtime in ("onnx", "openvino"):
+            raise HaloposeError(f"runtime {runtime} does not support half: leave --half off, or use --runtime torch")
+        runtime = "torch"
     model = UncertainPose.load(
         base,
         artifact,
@@ -249,6 +264,7 @@ def predict(
         end2end=end2end,
         uncalibrated=uncalibrated,
         widen=widen,
+        runtime=runtime,
     )
     if half and isinstance(model, UncertainPose):
         model.host.use_half()

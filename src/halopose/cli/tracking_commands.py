@@ -18,6 +18,7 @@ from halopose.cli.options import (
     MaxDet,
     Monitor,
     OtherSize,
+    RuntimeOption,
     Unsafe,
     VidStride,
     between,
@@ -84,6 +85,7 @@ def track(
         bool, typer.Option("--save-txt", help="Write labels/NAME.txt in YOLO format, with the identity at the end.")
     ] = False,
     monitor: Monitor = None,
+    runtime: RuntimeOption = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
@@ -126,7 +128,7 @@ def track(
         found = [track_predictions(Path(film), output, settings)]
     else:
         check_track_outputs(film, output, settings)
-        model = UncertainPose.load(base, artifact, family="student-t", device=device, unsafe=unsafe)
+        model = UncertainPose.load(base, artifact, family="student-t", device=device, unsafe=unsafe, runtime=runtime)
         found = track_files(model, film, output, settings, progress)
     for each in found:
         say(str(each))

@@ -17,7 +17,7 @@ from halopose.errors import HaloposeError
 from halopose.install_advice import install_command
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
-from halopose.runtime.predict import Detections, Model, Problem, Run, covariances, describe
+from halopose.runtime.predict import Detections, Facts, Model, Problem, Run, check_seal, covariances, describe
 from halopose.types import Array
 from halopose.uncertainty.regions import Regions
 
@@ -54,8 +54,8 @@ class Deployed:
         path = Path(path)
         self.path = path / MODEL if path.is_dir() else path
         with _user_errors():
-            opened = Model(str(self.path))
-            self.model = opened if run is None else Model(str(self.path), run, opened.facts)
+            self.model = Model(str(self.path)) if run is None else Model(str(self.path), run, _read_facts(self.path))
+        self.runtime = "onnx" if run is None else "other"
         self.facts = self.model.facts
         if self.facts.fixed is not None:
             raise HaloposeError(
@@ -111,6 +111,15 @@ class Deployed:
 
     def _detect(self, image: Array, settings: Detecting) -> Detections:
         return self.model.detect(image, settings.conf, settings.iou, settings.imgsz, settings.detections)
+
+
+def _read_facts(path: Path) -> Facts:
+    """Read the metadata of a model file without a runtime."""
+    import onnx
+
+    check_seal(str(path))
+    properties = onnx.load(str(path)).metadata_props
+    return Facts.read({entry.key: entry.value for entry in properties}, str(path))
 
 
 @contextmanager

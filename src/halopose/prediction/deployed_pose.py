@@ -17,7 +17,7 @@ from halopose.prediction.predictor import Predictor, checked_family, with_origin
 
 
 class DeployedPose(Predictor):
-    """A model that ``halopose export`` wrote, run by ONNX Runtime. Images run one by one for any batch size."""
+    """A model that ``halopose export`` wrote, run without PyTorch. Images run one by one for any batch size."""
 
     def __init__(self, deployed: Deployed, family: Family = DEFAULT_FAMILY) -> None:
         self.deployed, self.family = deployed, checked_family(family)
@@ -43,7 +43,7 @@ class DeployedPose(Predictor):
 
     def identity(self) -> list[Any]:
         """Everything that predictions depend on, as JSON content."""
-        return [self.deployed.digest, self.deployed.facts.visibility_threshold]
+        return [self.deployed.digest, self.deployed.facts.visibility_threshold, self.deployed.runtime]
 
     def _stream(
         self, source: Any, settings: Detecting, family: Family, batch: int

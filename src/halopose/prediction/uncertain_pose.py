@@ -18,7 +18,15 @@ from torch import nn
 
 from halopose.calibration.calibrated_poses import calibrated_poses
 from halopose.data.images import NamedImage, read_source
-from halopose.deploy.deployed_model import Deployed, Detecting
+from halopose.deploy.deployed_model import Detecting
+from halopose.deploy.runtimes import (
+    WINDOWS,
+    Runtime,
+    cached_export,
+    open_exported,
+    resolve_exported,
+    resolve_runtime,
+)
 from halopose.errors import HaloposeError
 from halopose.family import DEFAULT_FAMILY, Family
 from halopose.fitting.artifact import Artifact, host_for
@@ -92,6 +100,7 @@ class UncertainPose(Predictor):
         end2end: bool | None = None,
         uncalibrated: bool = False,
         widen: bool = False,
+        runtime: Runtime | None = None,
     ) -> UncertainPose | DeployedPose:
         """Load a base model and the artifact made for it, or a folder that ``halopose export`` wrote.
 
@@ -99,7 +108,7 @@ class UncertainPose(Predictor):
 
         Args:
             base: Path of a checkpoint, a model, a host, a name that ``halopose models`` lists, or an exported
-                folder. A folder runs in ONNX Runtime and accepts only ``family`` and ``visibility_threshold``.
+                folder. A folder accepts only ``family``, ``visibility_threshold`` and ``runtime``.
             artifact: Path of the artifact, the artifact itself, or a name; default: the shipped heads.
             family: Default distribution, "student-t" or "gaussian". ``covariance`` is that of the family.
             visibility_threshold: Prune keypoints of lower visibility, instead of below the artifact's own
@@ -109,15 +118,25 @@ class UncertainPose(Predictor):
             end2end: Head of a YOLO26 that has both; default: the one the artifact was made for.
             uncalibrated: Accept heads without calibration, as ``halopose train`` writes them.
             widen: Enlarge the covariances of out-of-distribution detections.
+            runtime: "torch", whose detections equal the framework's bit for bit; "onnx" or "openvino", which export
+                the model once into a cache and run it there; "auto" for a faster one that is installed. Default:
+                ``$HALOPOSE_RUNTIME``, else the user's settings, else "torch". The result is a ``DeployedPose``
+                unless PyTorch runs the model.
         """
+        of_torch = {
+            "device": device is not None and not str(device).startswith("cpu"),
+            "uncalibrated": uncalibrated,
+            "widen": widen,
+        }
+        needed = [name for name, used in of_torch.items() if used]
         if isinstance(base, (str, Path)) and Path(base).is_dir():
             given = {
+                **of_torch,
                 "artifact": artifact is not None,
                 "device": device is not None,
                 "unsafe": unsafe,
                 "end2end": end2end is not None,
-                "uncalibrated": uncalibrated,
-                "widen": widen,
+                "runtime torch": runtime == "torch",
             }
             ignored = [name for name, used in given.items() if used]
             if ignored:
@@ -125,7 +144,11 @@ class UncertainPose(Predictor):
                     f"{base} is an exported folder, which does not support {', '.join(ignored)}: leave them out, "
                     "or load the model it was exported from"
                 )
-            return DeployedPose(Deployed(base, visibility=visibility_threshold), family)
+            return DeployedPose(open_exported(base, resolve_exported(runtime), visibility_threshold), family)
+        chosen = resolve_runtime(runtime, needed)
+        if chosen != "torch":
+            folder = cls.exported(base, artifact, unsafe=unsafe, end2end=end2end)
+            return DeployedPose(open_exported(folder, chosen, visibility_threshold), family)
         return cls.load_base(
             base,
             artifact,
@@ -153,12 +176,7 @@ class UncertainPose(Predictor):
         widen: bool = False,
     ) -> UncertainPose:
         """Like ``load``, but never an exported folder: the result has a ``host`` and an ``artifact``."""
-        if isinstance(base, (nn.Module, Host)):
-            artifact = model_zoo.shipped_artifact() if artifact is None else artifact
-        elif isinstance(artifact, Artifact):
-            base = model_zoo.resolve(base, None)[0] or model_zoo.find_base()
-        else:
-            base, artifact = model_zoo.model_files(base, artifact)
+        base, artifact = _model_of(base, artifact)
         if not isinstance(artifact, Artifact):
             artifact = Artifact.load(artifact)
         if visibility_threshold is not None:
@@ -166,6 +184,33 @@ class UncertainPose(Predictor):
             artifact = replace(artifact, calibrations=calibrations)
         host = host_for(artifact, base, device=device, unsafe=unsafe, end2end=end2end)
         return cls(host, artifact, family, uncalibrated=uncalibrated, widen=widen)
+
+    @classmethod
+    def exported(
+        cls,
+        base: Path | str | nn.Module | Host | None = None,
+        artifact: Path | str | Artifact | None = None,
+        *,
+        unsafe: bool = False,
+        end2end: bool | None = None,
+        windows: int = WINDOWS,
+    ) -> Path:
+        """Return the cached folder with the exported model, and export the model if the cache lacks it.
+
+        Args:
+            base: As in ``load``.
+            artifact: As in ``load``.
+            unsafe: As in ``load``.
+            end2end: As in ``load``.
+            windows: Number of cells per level that get covariances.
+        """
+        base, artifact = _model_of(base, artifact)
+
+        def load() -> tuple[Host, Artifact]:
+            pose = cls.load_base(base, artifact, unsafe=unsafe, end2end=end2end)
+            return pose.host, pose.artifact
+
+        return cached_export(base, artifact, load, end2end=end2end, windows=windows)
 
     def __repr__(self) -> str:
         count = len(self.layout)
@@ -242,6 +287,17 @@ class UncertainPose(Predictor):
         speed = Speed(0.0, *(1000 * duration / len(images) for duration in durations))
         origin = Origin(layout=self.layout, speed=speed)
         return [replace(each, origin=origin) for each in poses]
+
+
+def _model_of(
+    base: Path | str | nn.Module | Host | None, artifact: Path | str | Artifact | None
+) -> tuple[Path | str | nn.Module | Host, Path | str | Artifact]:
+    """Base model and artifact, with those that are shipped where none is given."""
+    if isinstance(base, (nn.Module, Host)):
+        return base, model_zoo.shipped_artifact() if artifact is None else artifact
+    if isinstance(artifact, Artifact):
+        return model_zoo.resolve(base, None)[0] or model_zoo.find_base(), artifact
+    return model_zoo.model_files(base, artifact)
 
 
 def _detections(selection: Selection) -> PoseDistributions:
