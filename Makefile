@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-core test-landing lint docs dist smoke bench clean
+.PHONY: cpp demo test test-core test-landing lint docs dist smoke bench clean
 
 CODE   := src tests benchmarks research examples models docs/_site
 EXTRAS := dev,docs,ultralytics,yolonas,landing,recordings,rerun,studies,onnx,ray,cloud,models
@@ -49,6 +49,11 @@ dist: $(VENV)/.ready
 
 smoke: dist
 	CONSTRAINTS=$(CURDIR)/constraints.txt .ci/smoke dist
+
+# The C++ example, built and compared with predict.py; PHOTOS=folder for other photographs than the shipped ones.
+cpp: $(VENV)/.ready
+	$(BIN)/halopose export --form end2end -o build/end2end
+	$(BIN)/python examples/cpp/check.py build/end2end/model.onnx $(PHOTOS)
 
 # About ten minutes of all cores. To see what a change costs: keep build/bench.json of before as before.json, then
 # make bench BENCH="--compare before.json"; BENCH=--short takes three minutes.
