@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -377,6 +378,30 @@ def sketch_of_head(templates: Sequence[Sequence[ConvTemplate]], lasts: Sequence[
         ],
         half,
     )
+
+
+def folded_convolutions(modules: Iterable[nn.Module], unused: str = "") -> Iterator[tuple[Array, Array]]:
+    """Weights and biases of all convolutions inside modules, as exporters fold them.
+
+    Args:
+        modules: The modules.
+        unused: Name of convolutions that the model does not run.
+
+    A batch norm that is named ``bn`` and follows a convolution belongs to it.
+    """
+    for parent in (parent for module in modules for parent in module.modules()):
+        children: list[tuple[str, nn.Module | None]] = [*parent.named_children(), ("", None)]
+        for (name, layer), (next_name, norm) in pairwise(children):
+            if not isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)) or name == unused:
+                continue
+            weight = layer.weight.detach().double().cpu()
+            bias = weight.new_zeros(layer.out_channels) if layer.bias is None else layer.bias.detach().double().cpu()
+            if isinstance(norm, nn.BatchNorm2d) and next_name == "bn":
+                state = {key: value.double().cpu() for key, value in norm.state_dict().items()}
+                factor = state["weight"] / torch.sqrt(state["running_var"] + norm.eps)
+                weight = weight * factor[:, None, None, None]
+                bias = (bias - state["running_mean"]) * factor + state["bias"]
+            yield weight.numpy(), bias.numpy()
 
 
 def _bias_of(layer: nn.Conv2d) -> Tensor:

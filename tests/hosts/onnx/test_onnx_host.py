@@ -15,6 +15,7 @@ from halopose.hosts.base import Host, Selection, Targets
 from halopose.hosts.loading import load_host
 from halopose.hosts.onnx.onnx_host import OnnxHost, describe
 from halopose.hosts.onnx.pose_graph import GivenByHand
+from halopose.hosts.weight_sketch import same_model
 from tests.helpers import onnx_files
 from tests.helpers.models import artifact_for, host_of, make_host, photograph, pose_model, run_script, scenes
 
@@ -142,6 +143,7 @@ def test_batches_halves_and_eight_bits(onnx_of: Callable[[str], Path], tmp_path:
     eight = OnnxHost(onnx_files.in_eight_bits(path, tmp_path / "eight.onnx", images))
     assert [len(level) for level in eight.pose_templates()] == [2, 2, 2]
     assert len(selected(eight, photograph("bus.jpg")).cell) > 0
+    assert same_model(eight.fingerprints, opened(path).fingerprints)
 
 
 def test_non_maximum_suppression_in_the_file(tmp_path: Path) -> None:
@@ -162,6 +164,28 @@ def test_artifacts_are_interchangeable_where_weights_agree(onnx_of: Callable[[st
     assert artifact_for(host).fits(framework)
     assert not artifact_for(host).fits(make_host("11", pose_model("11", seed=1)))
     assert not artifact_for(host_of("v8")).fits(host)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_backbone_under_the_same_head_is_refused(
+    kind: str, onnx_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The channels of the first convolution are reversed, in single and in half precision."""
+    path, framework = onnx_of(kind), host_of(kind)
+    assert artifact_for(framework).fits(opened(path))
+    changed = onnx.load(path)
+    view = opened(path).view
+    first = next(node for node in view.nodes if node.op_type == "Conv")
+    for tensor in changed.graph.initializer:
+        if tensor.name == first.input[1]:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)[::-1] * 1.0, tensor.name))
+    onnx.save(changed, tmp_path / "changed.onnx")
+    other = OnnxHost(tmp_path / "changed.onnx")
+    assert same_model([name for name in other.fingerprints if "backbone" not in name], framework.fingerprints)
+    with pytest.raises(HaloposeError, match="another base model"):
+        artifact_for(framework).check(other)
+    half = onnx_files.in_half_precision(tmp_path / "changed.onnx", tmp_path / "half.onnx")
+    assert not artifact_for(framework).fits(OnnxHost(half))
 
 
 def test_no_framework_is_imported(onnx_of: Callable[[str], Path]) -> None:

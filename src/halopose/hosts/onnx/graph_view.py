@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,6 +187,25 @@ class GraphView:
     def _is_relu(self, node: Any) -> bool:
         low = self.constant(node.input[1]) if len(node.input) > 1 and node.input[1] else None
         return low is not None and float(low) == 0.0 and not (len(node.input) > 2 and node.input[2])
+
+    def convolutions_before(self, names: Iterable[str]) -> Iterator[tuple[Array, Array]]:
+        """Constant weights and biases of all convolutions that tensors are computed from."""
+        stack = list(names)
+        seen = set(stack)
+        while stack:
+            node = self.producers.get(stack.pop())
+            if node is None:
+                continue
+            if node.op_type in ("Conv", "ConvTranspose"):
+                weight = self.constant(node.input[1])
+                bias = self.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+                if weight is not None and weight.ndim == 4:
+                    channels = weight.shape[0 if node.op_type == "Conv" else 1]
+                    yield weight, np.zeros(channels) if bias is None else bias
+            for source in node.input:
+                if source and source not in seen:
+                    seen.add(source)
+                    stack.append(source)
 
     def read_tensors(self, name: str) -> set[str]:
         """A tensor and those it is the same as, in floating point or quantised."""

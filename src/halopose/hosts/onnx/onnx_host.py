@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from halopose.hosts.decoded_cells import decoded_cells
 from halopose.hosts.onnx.graph_view import FoldedConv, GraphView
 from halopose.hosts.onnx.pose_graph import GivenByHand, PoseGraph, Preparation, analyse, check_decoding, literal
 from halopose.hosts.task_aligned import SETTINGS, Cells, assign_matched, assign_task_aligned
-from halopose.hosts.weight_sketch import ONNX_PREFIX
+from halopose.hosts.weight_sketch import ONNX_PREFIX, backbone_sketch
 from halopose.keypoints import Keypoints
 from halopose.runtime import predict
 from halopose.types import Array
@@ -108,7 +109,11 @@ class OnnxHost(Host):
         self.half_weights = half
         self._probe(path)
         sketch = sketch_of_head(self._templates, [_as_module(level.last) for level in graph.levels], half)
-        self.fingerprints = (_digest(self.model), sketch)
+        rounded = any(node.op_type == "QuantizeLinear" for node in self.view.nodes)
+        backbone = backbone_sketch(
+            self.view.convolutions_before(self.features), "int8" if rounded else "half" if half else "float"
+        )
+        self.fingerprints = (_digest(self.model), sketch, backbone)
 
     def _probe(self, path: Path) -> None:
         """Run the file once: strides, form of the boxes, and whether raw and decoded keypoints fit together."""
@@ -213,7 +218,7 @@ class OnnxHost(Host):
         try:
             return dict(zip(names, session.run(names, given), strict=True))
         except Exception as error:  # noqa: BLE001  ONNX Runtime's errors have no common base class
-            reason, (height, width) = " ".join(str(error).split())[:160], images.shape[2:]
+            reason, (height, width) = reason_of(error), images.shape[2:]
             raise HaloposeError(
                 f"{self.description} cannot run on an input of {width} x {height} ({reason}): give another --imgsz"
             ) from None
@@ -460,7 +465,13 @@ def open_session(content: bytes, path: Path, device: torch.device | str | None) 
     try:
         return onnxruntime.InferenceSession(content, options, providers=[wanted])
     except Exception as error:  # noqa: BLE001  ONNX Runtime's errors have no common base class
-        raise HaloposeError(f"ONNX Runtime cannot load {path} ({' '.join(str(error).split())[:160]})") from None
+        raise HaloposeError(f"ONNX Runtime cannot load {path} ({reason_of(error)})") from None
+
+
+def reason_of(error: Exception) -> str:
+    """The message of an error of ONNX Runtime, without its source code."""
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
+    return re.sub(r"\S*/onnxruntime/core/\S+:\d+ .*?\)( const)? (?=\S+ \S)", "", text)[:200]
 
 
 def cell_centres(sizes: Sequence[tuple[int, int]], strides: Sequence[int]) -> tuple[Tensor, Tensor]:

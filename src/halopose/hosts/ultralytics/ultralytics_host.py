@@ -32,12 +32,14 @@ from halopose.hosts.base import (
     check_checkpoint,
     check_weights,
     fingerprint,
+    folded_convolutions,
     laid_in,
     refusal,
     sketch_of_head,
 )
 from halopose.hosts.decoded_cells import column_cells
 from halopose.hosts.traceable import Traceable
+from halopose.hosts.weight_sketch import backbone_sketch
 from halopose.install_advice import install_command
 from halopose.keypoints import Keypoints
 from halopose.types import Array
@@ -100,7 +102,10 @@ class UltralyticsHost(Host):
         self.head = head = self.model.model[-1]
         self.end2end = bool(head.end2end)
         self.fingerprints: tuple[str, ...] = tuple(dict.fromkeys(f"{value}:{int(self.end2end)}" for value in prints))
-        self.fingerprints += (sketch_of_head(self.pose_templates(), self._last_layers()),)
+        self.fingerprints += (
+            sketch_of_head(self.pose_templates(), self._last_layers()),
+            backbone_sketch(folded_convolutions(self.model.model[:-1])),
+        )
         self.strides = tuple(int(stride) for stride in head.stride.tolist())
         count, self.dimensions = int(head.kpt_shape[0]), int(head.kpt_shape[1])
         names = _keypoint_names(model, count)

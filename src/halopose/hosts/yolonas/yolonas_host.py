@@ -31,12 +31,14 @@ from halopose.hosts.base import (
     check_checkpoint,
     check_weights,
     fingerprint,
+    folded_convolutions,
     refusal,
     sketch_of_head,
 )
 from halopose.hosts.decoded_cells import decoded_cells
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.traceable import Traceable
+from halopose.hosts.weight_sketch import backbone_sketch
 from halopose.hosts.yolonas.traceable_yolonas import TraceableNAS
 from halopose.install_advice import install_command
 from halopose.keypoints import Keypoints
@@ -87,7 +89,8 @@ class YoloNASHost(Host):
         self._templates = [[_template(block) for block in (head.pose_stem, *head.pose_convs)] for head in self._heads()]
         self._criteria: dict[tuple[float, ...], YoloNASPoseLoss] = {}
         lasts = [head.pose_pred for head in self._heads()]
-        self.fingerprints = (prints, sketch_of_head(self._templates, lasts))
+        parts = folded_convolutions((self.model.backbone, self.model.neck), unused="rbr_reparam")
+        self.fingerprints = (prints, sketch_of_head(self._templates, lasts), backbone_sketch(parts))
 
     @classmethod
     def load(
