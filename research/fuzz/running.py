@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from halopose.errors import HaloposeError
-from research.fuzz import bases, files, flights, formats, inputs, outputs, relations
+from research.fuzz import bases, files, flights, formats, graphs, inputs, outputs, relations
 from research.fuzz.damage import Reader, Wrong
 
 try:
@@ -35,13 +35,14 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-MODULES = (files, bases, flights, inputs, outputs, relations, formats)
+MODULES = (files, bases, graphs, flights, inputs, outputs, relations, formats)
 READERS = {reader.name: reader for module in MODULES for reader in module.READERS}
 SURFACES = {
     "COCO json, scores": ("ground truth", "ids by name", "predictions", "score, results", "score, truth", "COCO data"),
     "calibrations, metrics": ("calibration", "metrics"),
     "artifacts, feature caches": ("artifact", "store", "stopped training"),
     "checkpoints": ("base, safetensors", "base, Ultralytics", "base, YOLO-NAS"),
+    "ONNX graphs": ("ONNX base",),
     "yaml, toml, config": ("YOLO data", "yaml with anchors", "config", "camera of OpenCV", "rig of cameras"),
     "tar archives": ("tar archive",),
     "addresses": ("address",),
