@@ -145,7 +145,7 @@ def test_outputs_equal_those_of_the_frameworks_own_export(
     pixels, _ = predict.prepare(photograph("bus.jpg"), own.facts, 640)
     found = own.run(pixels[None])
     for name, value in zip(names, session.run(names, {"images": pixels[None]}), strict=True):
-        assert np.allclose(found[name], value, atol=1e-3), name
+        assert np.allclose(found[name], value, atol=1e-4), name
 
 
 @pytest.mark.parametrize("kind", ["11", "nas"])
@@ -256,7 +256,8 @@ def test_resizing_without_opencv_and_pil(size: tuple[int, int], monkeypatch: pyt
     monkeypatch.setattr(predict, "cv2", None)
     monkeypatch.setattr(predict, "Image", None)
     for antialias, wanted in zip((True, False), expected, strict=True):
-        assert np.abs(predict.resize(image, size, antialias).astype(int) - wanted).max() <= 1
+        limit = 1 if antialias else 0  # OpenCV's own rounding, which examples/cpp repeats
+        assert np.abs(predict.resize(image, size, antialias).astype(int) - wanted).max() <= limit
     assert np.abs(expected[0].astype(int) - expected[1]).max() > 1 or size[0] > 900  # enlarged they are alike
 
 

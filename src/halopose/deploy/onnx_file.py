@@ -132,7 +132,29 @@ def trace_module(
             if axis not in free:
                 size.dim_value = output.shape[axis]
     model.ir_version = min(model.ir_version, IR_VERSION)
+    _state_equal_shapes(model)
     return model
+
+
+def _state_equal_shapes(model: ModelProto) -> None:
+    """State that branches of the first block of YOLO-NAS-Pose have one shape, which inference of free sizes misses.
+
+    ONNX Runtime then adds them inside the convolution, as in the framework's export of a fixed size, and both round
+    equally. Without it boxes differ by 0.001 px.
+    """
+    onnx = require_onnx()
+    graph = model.graph
+    first = [node for node in graph.node if node.op_type == "Conv" and node.input[0] == graph.input[0].name]
+    if len(first) < 2:
+        return
+    names = {node.output[0] for node in first}
+    names |= {node.output[0] for node in graph.node if node.op_type == "Mul" and names & set(node.input)}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    shape = ["batch", weights[first[0].input[1]].dims[0], "half_height", "half_width"]
+    known = [value for value in graph.value_info if value.name not in names]
+    del graph.value_info[:]
+    graph.value_info.extend(known)
+    graph.value_info.extend(onnx.helper.make_tensor_value_info(name, 1, shape) for name in sorted(names))
 
 
 def _dynamic_axes(graph: Deployable) -> dict[str, dict[int, str]]:

@@ -760,7 +760,8 @@ def lay(kind: str, image: Array, box: Letterbox, inner: Tuple[int, int], canvas:
 def resize(image: Array, size: Tuple[int, int], antialias: bool) -> Array:
     """Resize bilinearly to (width, height).
 
-    With antialiasing PIL resizes, otherwise OpenCV. If they are missing, numpy code gives the same to 1 grey level.
+    With antialiasing PIL resizes, otherwise OpenCV. If they are missing, numpy code gives the same, for PIL to 1 grey
+    level.
     """
     if size == image.shape[1::-1]:
         return image
@@ -771,8 +772,8 @@ def resize(image: Array, size: Tuple[int, int], antialias: bool) -> Array:
     if antialias:
         return _resample(_resample(image, size[0], 1), size[1], 0)
     (left, right, a, b), (upper, lower, c, d) = (
-        _neighbours(image.shape[1], size[0]),
-        _neighbours(image.shape[0], size[1]),
+        _neighbours(image.shape[1], size[0], True),
+        _neighbours(image.shape[0], size[1], False),
     )
     whole = image.astype(np.int64)
     rows = (whole[:, left] * a[:, None] + whole[:, right] * b[:, None]) >> 4
@@ -780,13 +781,18 @@ def resize(image: Array, size: Tuple[int, int], antialias: bool) -> Array:
     return ((mixed + 2) >> 2).astype(np.uint8)
 
 
-def _neighbours(old: int, count: int) -> Tuple[Array, Array, Array, Array]:
-    """The two source pixels next to each target pixel (count,) and their 11-bit weights, as in OpenCV."""
+def _neighbours(old: int, count: int, whole: bool) -> Tuple[Array, Array, Array, Array]:
+    """The two source pixels next to each target pixel (count,) and their 11-bit weights, as in OpenCV.
+
+    At the border of columns one pixel has the ``whole`` weight; of rows it is taken twice, which rounds otherwise.
+    """
     place = ((np.arange(count) + 0.5) * (old / count) - 0.5).astype(np.float32)
-    first = np.clip(np.floor(place).astype(np.int64), 0, old - 1)
-    share = np.where(first < old - 1, np.maximum(place - first, 0), 0).astype(np.float32)
+    first = np.floor(place).astype(np.int64)
+    share = (place - first).astype(np.float32)
+    if whole:
+        share = np.where((first < 0) | (first >= old - 1), 0, share).astype(np.float32)
     weights = (np.rint(part * np.float32(2048)).astype(np.int64) for part in (1 - share, share))
-    return (first, np.minimum(first + 1, old - 1), *weights)
+    return (np.clip(first, 0, old - 1), np.clip(first + 1, 0, old - 1), *weights)
 
 
 def _resample(image: Array, count: int, axis: int) -> Array:
