@@ -114,15 +114,15 @@ def evaluate(
 
     if deployed is not None:
         refuse_with_deployed(context, *_OF_EVALUATION, *OF_TORCH)
-        chosen: str = resolve_exported(runtime)
+        runs_in: str = resolve_exported(runtime)
     else:
         base, artifact = required_files(base, artifact)
         of_torch = given_options(context) & {*_OF_EVALUATION, "device", "uncalibrated"}
-        chosen = resolve_runtime(runtime, sorted(of_torch))
-        if chosen != "torch":
+        runs_in = resolve_runtime(runtime, sorted(of_torch))
+        if runs_in != "torch":
             deployed = UncertainPose.exported(base, artifact, unsafe=unsafe, end2end=end2end, windows=EVALUATED_WINDOWS)
     if deployed is not None:
-        model_file = open_exported(folder_of(deployed), chosen, visibility)
+        model_file = open_exported(folder_of(deployed), runs_in, visibility)
         evaluate_deployed(data, model_file, output, split, images, imgsz, conf, iou, bootstrap, area, overlap)
         return
     model = UncertainPose.load_base(
