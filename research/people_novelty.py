@@ -10,6 +10,7 @@ corruptions of increasing strength, and how well scores rank errors. Every figur
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -45,8 +46,10 @@ FOLDS = 5
 
 
 def main() -> None:
-    given = arguments(__doc__).parse_args()
-    host, shipped = load_host(find_base()), Artifact.load(shipped_artifact())
+    parser = arguments(__doc__)
+    parser.add_argument("--artifact", type=Path, help="heads for YOLO11n-pose; default: the shipped ones")
+    given = parser.parse_args()
+    host, shipped = load_host(find_base()), Artifact.load(given.artifact or shipped_artifact())
     splits = load_splits(given.data, given.extra)
     how = NoveltySettings(COPIED)
     with progress() as step:

@@ -57,6 +57,18 @@ def test_ranks_of_an_exchangeable_stream_are_uniform_whatever_the_calibration_se
     assert stats.kstest(found, "uniform").pvalue > 0.01
 
 
+def test_ranks_are_the_conformal_p_values_of_mapie() -> None:
+    """Both rank a value among the calibration values and the stream so far; ties of the stream are drawn at random."""
+    mapie = pytest.importorskip("mapie.exchangeability_testing")
+    rng = np.random.default_rng(5)
+    known, stream = rng.normal(size=4000), rng.normal(0.3, 1.2, size=150)
+    judge, ranks = mapie.OnlineMartingaleTest(random_state=0), _OnlineRanks(len(known), 0)
+    for n, (value, p) in enumerate(zip(stream, conformal(stream, known), strict=True)):
+        history = np.concatenate([known, stream[:n]])
+        ties = conformal(stream[:n], known).count(p)
+        assert abs(ranks.uniform(p) - judge.compute_p_value(value, history)) <= (ties + 1) / (len(history) + 1)
+
+
 def test_the_martingale_is_a_mean_of_products_of_beta_densities() -> None:
     """Without a change of stakes: the sum over starts and bets, computed one by one."""
     rng = np.random.default_rng(3)

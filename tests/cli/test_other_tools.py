@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from halopose.data.coco import parse_predictions
 from halopose.data.formats.pose_table import PoseTable
 from halopose.data.formats.reading import read_table, write_table
+from halopose.geometry.object_pose import solve_pnp
+from halopose.keypoints import COCO_NAMES
 from halopose.types import Array
 from tests.helpers.commands import run
+from tests.helpers.rigs import rig, walk
+from tests.multiview.test_rig import toml_of
 
 NAMES = ("nose", "left_ear", "right_ear", "tail")
 
@@ -47,6 +53,52 @@ def test_deeplabcut_csv_to_covariances_and_tracks(tmp_path: Path) -> None:
     assert {"covariance", "dof", "keep"} <= set(entries[0])
     run("track", tmp_path / "out.json", "-o", tmp_path / "tracks", "--rate", 25)
     assert len({entry["track_id"] for entry in json.loads((tmp_path / "tracks" / "tracks.json").read_text())}) == 1
+
+
+def test_applied_covariances_are_taken_by_triangulation_and_pnp(tmp_path: Path) -> None:
+    """Scores alone, in four cameras around a person whose keypoints in space are known."""
+    rng, views, person = np.random.default_rng(0), rig(), walk(24)
+    results: list[dict[str, Any]] = []
+    labels: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": []}
+    for number, view in enumerate(views):
+        for frame, points in enumerate(person):
+            exact, score = view.project(points), rng.uniform(0.1, 0.95, 17)
+            seen = exact + rng.normal(size=exact.shape) * (8 * (1.05 - score))[:, None]
+            low, high = exact.min(0) - 10, exact.max(0) + 10
+            identity = 100 * number + frame + 1
+            place = {"image_id": identity, "category_id": 1, "bbox": [*low, *(high - low)]}
+            results.append(
+                place
+                | {
+                    "file_name": f"{view.name}_{frame:06d}",
+                    "score": 0.9,
+                    "keypoints": np.c_[seen, score].ravel().tolist(),
+                }
+            )
+            area = float((high - low).prod())
+            true = {"id": identity, "area": area, "iscrowd": 0, "num_keypoints": 17}
+            labels["annotations"].append(place | true | {"keypoints": np.c_[exact, np.full(17, 2)].ravel().tolist()})
+            labels["images"].append({"id": identity, "file_name": f"{identity}.jpg", "width": 960, "height": 720})
+    labels["categories"] = [{"id": 1, "name": "person", "keypoints": list(COCO_NAMES)}]
+    (tmp_path / "p.json").write_text(json.dumps(results))
+    (tmp_path / "truth.json").write_text(json.dumps(labels))
+    run("recalibrate", tmp_path / "p.json", tmp_path / "truth.json", "-o", tmp_path / "c.json")
+    run("apply", tmp_path / "c.json", tmp_path / "p.json", "-o", tmp_path / "applied.json")
+    (tmp_path / "cameras.toml").write_text(toml_of(views))
+    said = run(
+        "triangulate", tmp_path / "cameras.toml", tmp_path / "applied.json", "--rate", 30, "-o", tmp_path / "scene"
+    )
+    assert "1 person in 24 frames" in said
+    entries = json.loads((tmp_path / "applied.json").read_text())
+    poses = parse_predictions(tmp_path / "applied.json", entries, None)
+    distances = []
+    for row, points in enumerate(person):  # the first camera
+        pose = solve_pnp(points, poses.mean[row], poses.covariance[row], views[0].camera)
+        error = pose.tvec - views[0].rotation @ -views[0].position
+        spread = pose.covariance[:3, :3]
+        assert np.isfinite(spread).all()
+        distances.append(float(error @ np.linalg.solve(spread, error)))
+    assert np.median(distances) < 8  # chi-square with three degrees of freedom has a median of 2.4
 
 
 def test_convert_to_labels_and_sigmas(tmp_path: Path) -> None:

@@ -125,6 +125,36 @@ def test_landmarks_need_the_size_of_the_image(tmp_path: Path) -> None:
             parse_size(wrong)
 
 
+def test_landmarks_as_protobuf_writes_them_in_python(tmp_path: Path) -> None:
+    marks = [{"x": 0.5, "y": 0.25, "z": -0.6, "visibility": 0.99}] * 33
+    (tmp_path / "m.json").write_text(json.dumps({"landmark": marks}, indent=2))
+    table = read_table(tmp_path / "m.json", size=(640, 480))
+    assert table.keypoints.shape == (1, 33, 2)
+    assert read_results(tmp_path / "m.json", size=(640, 480))[0]["keypoints"][:3] == [320, 120, 0.99]
+
+
+def test_a_person_of_openpose_without_a_body_is_left_out(tmp_path: Path) -> None:
+    people: list[dict[str, Any]] = [{"pose_keypoints_2d": [1, 2, 0.5] * 25}, {"pose_keypoints_2d": []}]
+    (tmp_path / "cam_0.json").write_text(json.dumps({"version": 1.3, "people": people}))
+    assert read_table(tmp_path).keypoints.shape == (1, 25, 2)
+
+
+def test_a_project_of_sleap_without_instances_holds_no_poses(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "e.slp", "w") as file:
+        file.create_group("metadata").attrs["json"] = json.dumps({"skeletons": [], "nodes": []})
+        for name in ("frames", "instances", "points", "pred_points"):
+            file[name] = np.zeros(0)
+    with pytest.raises(HaloposeError, match="no poses"):
+        read_table(tmp_path / "e.slp")
+
+
+def test_names_with_a_comma_survive_sleaps_csv(tmp_path: Path) -> None:
+    table = replace(fuzzed.poses(), names=("(0, 0)", "(0, 1)", "left", "right"))
+    write_table(table, tmp_path / "p.csv", "sleap")
+    assert read_table(tmp_path / "p.csv").names == table.names
+
+
 def test_an_image_of_mmpose_is_a_list_of_instances(tmp_path: Path) -> None:
     person = {"keypoints": [[1, 2]] * 17, "keypoint_scores": [0.5] * 17, "bbox": [[0, 0, 9, 9]], "bbox_score": 0.8}
     (tmp_path / "i.json").write_text(json.dumps([person, person]))

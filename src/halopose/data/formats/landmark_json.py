@@ -30,7 +30,7 @@ MEDIAPIPE_33 = (
     "left_heel", "right_heel", "left_foot_index", "right_foot_index",
 )  # fmt: skip
 _NAMES = {len(names): names for names in (COCO_NAMES, BODY_25, HALPE_26, MEDIAPIPE_33)}
-_LANDMARKS = ("landmarks", "poseLandmarks", "pose_landmarks")
+_LANDMARKS = ("landmarks", "landmark", "poseLandmarks", "pose_landmarks")
 _LARGEST_SIDE = 99_999  # pixels
 _OPENPOSE = "pose_keypoints_2d"
 
@@ -76,6 +76,8 @@ def read_openpose(path: Path, frames: Sequence[tuple[int, str, Any]]) -> PoseTab
         for person in content["people"]:
             if not isinstance(person, dict):
                 raise HaloposeError(f"{name}: a person is not an object")
+            if person.get(_OPENPOSE) == []:  # OpenPose found a face or a hand of this person, but no body
+                continue
             rows.append(person.get(_OPENPOSE))
             covariances.append(person.get("pose_covariances_2d"))
             identity = person.get("person_id", [-1])

@@ -191,7 +191,16 @@ def _is_foreign(given: Path | str) -> bool:
     return any(f'"{key}"' in head for key in _MARKS)
 
 
-_MARKS = ("people", "instance_info", "instances", "keypoint_scores", "landmarks", "poseLandmarks", "pose_landmarks")
+_MARKS = (
+    "people",
+    "instance_info",
+    "instances",
+    "keypoint_scores",
+    "landmarks",
+    "landmark",
+    "poseLandmarks",
+    "pose_landmarks",
+)
 
 
 def _read(path: Path, format: Format, size: tuple[int, int] | None) -> tuple[PoseTable, Format]:

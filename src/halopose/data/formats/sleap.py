@@ -20,12 +20,17 @@ _COVARIANCE = ("var_x", "cov_xy", "var_y")
 
 def is_sleap_csv(head: str) -> bool:
     """Return whether the beginning of a text file is that of SLEAP's csv."""
-    first = head.split("\n", 1)[0].strip().split(",")
+    try:
+        first = next(csv.reader([head.split("\n", 1)[0].strip()]), [])
+    except csv.Error:
+        return False
     return first[:2] == ["track", "frame_idx"] and any(name.endswith(".x") for name in first)
 
 
 def read_slp(path: Path, file: Any) -> PoseTable:
     """Read the poses of an open .slp file: predicted instances, or labelled ones if there are none."""
+    if "instances" in file and getattr(file["instances"], "shape", None) == (0,):
+        raise HaloposeError(f"{path} holds no poses: nothing to do")
     try:
         metadata = json.loads(file["metadata"].attrs["json"])
         nodes = [str(node["name"]) for node in metadata["nodes"]]
