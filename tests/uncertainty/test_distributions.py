@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,10 @@ from halopose.uncertainty.distributions import (
 from tests.helpers.values import present
 
 EXACT: dict[str, float] = {"rtol": 1e-10, "atol": 1e-300}
+# The quantiles of older versions of scipy are exact to 1e-8, and 0 where the probability is tiny.
+exact_quantiles = pytest.mark.skipif(
+    tuple(map(int, scipy.__version__.split(".")[:2])) < (1, 15), reason="needs scipy 1.15 as an oracle"
+)
 NUS = [2 + 1e-9, 2.5, 4.0, 30.0, 1e3, 1e7]
 SEEDS = st.integers(0, 2**32 - 1)
 PARAMETERISATIONS = list(RAW_CHANNELS)
@@ -79,6 +84,7 @@ def test_mahalanobis_distribution_of_the_gaussian_equals_scipy() -> None:
     assert_exact(distribution.mahalanobis_quantile(double(PROBABILITIES)), stats.chi2.ppf(PROBABILITIES, 2))
 
 
+@exact_quantiles
 @pytest.mark.parametrize("nu", NUS)
 def test_mahalanobis_distribution_of_student_t_equals_scipy(nu: Any) -> None:
     distribution = distributions(torch.eye(2, dtype=torch.float64), nu)
@@ -111,6 +117,7 @@ def test_marginal_cdf_of_student_t_equals_the_incomplete_beta_function(nu: Any) 
     assert_exact(distributions(torch.eye(2).double(), nu).standard_cdf(double(value)[:, None])[:, 0], expected)
 
 
+@exact_quantiles
 @given(SEEDS, st.sampled_from([None, *NUS]))
 def test_quantiles_invert_the_cdfs(seed: int, nu: Any) -> None:
     rng = np.random.default_rng(seed)
@@ -200,7 +207,7 @@ def test_gradients_of_the_marginals_hold_in_float32(method: str, nu: Any) -> Non
 
 def raw_values(dtype: torch.dtype) -> Any:
     width: Any = 32 if dtype == torch.float32 else 64
-    extreme = st.sampled_from([0.0, 1e4, -1e4, 90.0, -90.0, 3e38, -3e38])
+    extreme = st.sampled_from([0.0, 1e4, -1e4, 90.0, -90.0, 2.0**127, -(2.0**127)])
     any_finite = st.floats(width=width, allow_nan=False, allow_infinity=False)
     return extreme | any_finite | st.floats(-12, 12, width=width)
 
