@@ -75,6 +75,7 @@ class Stage:
     learning_rate, sigma: at the beginning and at the end, cosine and geometric in between. The keypoint loss saturates
         beyond a few kappa = 2 sigma times the size of the runway and is flat far below it.
     padded: every n-th batch has grey rows below, as square inputs have.
+    images, stop: the schedule is that of so many images; the stage ends after ``stop`` of them, if given.
     """
 
     name: str
@@ -86,6 +87,11 @@ class Stage:
     sigma: tuple[float, float]
     padded: int = 4
     rows: int = 32
+    stop: int | None = None
+
+    @property
+    def length(self) -> int:
+        return self.images if self.stop is None else self.stop
 
 
 _PARTS = (_settings(640, 384, 30, 300, 6000, part=160),)
@@ -97,13 +103,14 @@ _SMALL = (
 )
 _LARGE = (
     _settings(640, 384, 30, 300, 6000),
+    _settings(640, 384, 30, 300, 1500),
     _settings(640, 384, 30, 300, 6000),
     _settings(640, 384, 30, 1500, 6000, parallel_share=0.5),
 )
 STAGES = (
     Stage("parts", (96, 160), 16_000, 16, _PARTS, (1e-3, 1e-3), (0.25, 0.13), rows=0),
-    Stage("small", (192, 320), 4_000, 8, _SMALL, (1e-3, 4e-4), (0.13, 0.06)),
-    Stage("full", (384, 640), 1_200, 4, _LARGE, (4e-4, 1e-5), (0.06, 0.05)),
+    Stage("small", (192, 320), 4_000, 8, _SMALL, (1e-3, 4e-4), (0.13, 0.06), stop=2_968),
+    Stage("full", (384, 640), 1_600, 4, _LARGE, (4e-4, 1e-5), (0.06, 0.05)),
 )
 
 
@@ -111,16 +118,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, help="where to write the checkpoint of LibreYOLO")
+    parser.add_argument("--start", type=Path, help="a snapshot to begin the last stage with, without optimiser state")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time; a rerun goes on")
     parser.add_argument("--every", type=float, default=4.0, help="minutes between saved states")
     parser.add_argument("--curve", type=Path, help="do not train: write the learning curve to this picture")
     arguments = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     cv2.setNumThreads(1)
-    training = Training(make_folder(arguments.work))
     if arguments.curve:
         draw_curve(arguments.work, arguments.curve)
         return
+    training = Training(make_folder(arguments.work), arguments.start)
     training.run(arguments.minutes, arguments.every)
     if arguments.output:
         write_model(training.averaged(), arguments.output)
@@ -150,7 +158,7 @@ def write_model(weights: dict[str, Tensor], path: Path) -> None:
 class Training:
     """The model, its average and its optimiser, saved in a folder with the learning curve."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, start: Path | None = None) -> None:
         torch.manual_seed(SEED)
         self.work = work
         self.model = LibreYOLONASPoseModel("n", num_keypoints=KEYPOINTS, num_classes=1).train()
@@ -167,6 +175,10 @@ class Training:
         )
         self.stage, self.done, self.step = 0, 0, 0  # images of the stage, steps of all
         self.seconds = 0.0  # processor time
+        if start is not None:
+            for model in (self.model, self.average):
+                model.load_state_dict(load_file(start))
+            self.stage = len(STAGES) - 1
         self._load()
 
     def run(self, minutes: float, every: float) -> None:
@@ -191,7 +203,7 @@ class Training:
 
     def _batches(self, stage: Stage) -> Iterator[tuple[Tensor, Tensor]]:
         seeds = split_seeds(SEED, f"{SPLIT}_{stage.name}", stage.images)
-        while self.done + stage.batch <= stage.images:
+        while self.done + stage.batch <= stage.length:
             self._clock = time.process_time()
             drawn = [_draw(stage, seeds[i], i) for i in range(self.done, self.done + stage.batch)]
             images, rows = zip(*drawn, strict=True)
@@ -229,7 +241,7 @@ class Training:
         share = self.done / stage.images
         line = {
             "stage": stage.name,
-            "images": sum(earlier.images for earlier in STAGES[: self.stage]) + self.done,
+            "images": sum(earlier.length for earlier in STAGES[: self.stage]) + self.done,
             "step": self.step,
             **{name: round(float(value), 5) for name, value in zip(names, losses, strict=True)},
             "rate": _rate(stage, share),
@@ -252,7 +264,7 @@ class Training:
         part = self.work / "state.part"
         save_file({name: v.contiguous().clone() for name, v in state.items()}, part, {"place": json.dumps(place)})
         os.replace(part, self.work / "state.safetensors")
-        images = sum(stage.images for stage in STAGES[: self.stage]) + self.done
+        images = sum(stage.length for stage in STAGES[: self.stage]) + self.done
         write_bytes(make_folder(self.work / "snapshots") / f"{images:06d}.safetensors", save(self.averaged()))
         say(f"{images} images, {self.seconds:.0f} s of processor time")
 
@@ -329,7 +341,7 @@ def _lower(settings: SceneSettings, rows: int) -> SceneSettings:
 
 
 def draw_curve(work: Path, picture: Path) -> None:
-    """AP of every snapshot on 200 held-out scenes at 640 pixels, kept in ``ap.json``, and the losses beside it."""
+    """AP of every snapshot on 100 held-out scenes at 640 pixels, kept in ``ap.json``, and the losses beside it."""
     path = work / "ap.json"
     known: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for snapshot in sorted((work / "snapshots").glob("*.safetensors")):
@@ -339,7 +351,7 @@ def draw_curve(work: Path, picture: Path) -> None:
         write_model(load_file(snapshot), checkpoint)
         with progress() as step:
             host = YoloNASHost.load(checkpoint)
-            store = judge(host, work, "detector", "choose_nas", 200, step, f"choose_nas-{snapshot.stem}")
+            store = judge(host, work, "detector", "choose_nas", 100, step, f"choose_nas-{snapshot.stem}")
         known[snapshot.stem] = float(CocoScores.of(store).scores()["ap"])
         write_bytes(path, json.dumps(known, indent=1).encode())
         say(f"{int(snapshot.stem)} images: {describe(store)}")
@@ -354,7 +366,7 @@ def draw_curve(work: Path, picture: Path) -> None:
     left.plot(at, smooth)
     left.set(xlabel="images", ylabel="loss of a batch, mean", yscale="log")
     right.plot([int(name) for name in known], list(known.values()), "o-")
-    right.set(xlabel="images", ylabel="AP on 200 held-out scenes", ylim=(0, 1))
+    right.set(xlabel="images", ylabel="AP on 100 held-out scenes", ylim=(0, 1))
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.savefig(picture, dpi=120)

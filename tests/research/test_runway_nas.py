@@ -16,7 +16,7 @@ from halopose.hosts.yolonas.yolonas_host import YoloNASHost
 from research import runway_nas
 
 ROOT = Path(__file__).parents[2]
-PLAN = (replace(runway_nas.STAGES[0], images=6, batch=2), replace(runway_nas.STAGES[1], images=2, batch=2))
+PLAN = (replace(runway_nas.STAGES[0], images=6, batch=2), replace(runway_nas.STAGES[1], images=2, batch=2, stop=None))
 
 
 def losses(work: Path) -> list[float]:
@@ -41,6 +41,10 @@ def test_a_stopped_training_continues_exactly_and_its_checkpoint_loads(tmp_path:
     assert losses(stopped) == losses(whole)
     weights = training.averaged()
     assert all(torch.equal(value, weights[name]) for name, value in runway_nas.Training(stopped).averaged().items())
+    snapshot = sorted((whole / "snapshots").iterdir())[-1]
+    begun = runway_nas.Training(tmp_path, snapshot)  # the last stage, from weights alone
+    assert (begun.stage, begun.step) == (1, 0)
+    assert all(torch.equal(value, weights[name]) for name, value in begun.averaged().items())
     runway_nas.write_model(weights, tmp_path / "runway-nas.pt")
     host = YoloNASHost.load(tmp_path / "runway-nas.pt")
     assert host.class_names == ("runway",)
