@@ -1,6 +1,5 @@
 """Parallel tasks: results in order for any number of threads, and the number of threads is restored."""
 
-from collections.abc import Sequence
 from functools import partial
 from threading import Barrier, get_ident
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from halopose import parallel as module
-from halopose.parallel import blocks, map_chunks, run_parallel, single_threaded, stack_columns
+from halopose.parallel import blocks, run_parallel, single_threaded, stack_columns
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -41,24 +40,6 @@ def test_single_threaded_limits_torch_but_not_parallel_tasks(threads: int) -> No
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(("threads", "count", "chunks"), [(1, 9, 1), (2, 9, 2), (3, 5, 2), (3, 1, 1)])
-def test_chunks_cover_all_items_in_order(threads: int, count: int, chunks: int) -> None:
-    lengths = []
-
-    def work(items: Sequence[int]) -> list[int]:
-        lengths.append(len(items))
-        return [10 * item for item in items]
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert map_chunks(work, range(count), 2) == [10 * item for item in range(count)]
-    finally:
-        torch.set_num_threads(before)
-    assert len(lengths) == chunks
-    assert max(lengths) - min(lengths) <= 1
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 5])

@@ -6,12 +6,10 @@ with one PyTorch thread, so results do not depend on the number of threads.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +17,6 @@ import torch
 
 from halopose.types import Array
 
-Item = TypeVar("Item")
 Result = TypeVar("Result")
 BLOCK_ROWS = 4096  # intermediate arrays of a block stay in the CPU cache
 _thread_budget: ContextVar[int | None] = ContextVar("thread_budget", default=None)
@@ -62,14 +59,6 @@ def _call(task: Callable[[], Result]) -> Result:
 def _available_threads() -> int:
     """Number of threads that tasks may use: 1 inside a task."""
     return _thread_budget.get() or torch.get_num_threads()
-
-
-def map_chunks(function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item], least: int) -> list[Result]:
-    """Call a function on chunks of at least ``least`` items, one chunk per thread, and chain the results."""
-    chunks = max(1, min(_available_threads(), len(items) // least))
-    bounds = [len(items) * number // chunks for number in range(chunks + 1)]
-    results = run_parallel([partial(function, items[begin:end]) for begin, end in itertools.pairwise(bounds)])
-    return list(itertools.chain.from_iterable(results))
 
 
 def blocks(count: int, size: int | None = None) -> Iterator[slice]:

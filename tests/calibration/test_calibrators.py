@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halopose.calibration.calibrators import NEAR_TWO, Calibrations, GaussianCalibration, StudentTCalibration, mean_nll
+from halopose.calibration.calibrators import NEAR_TWO, Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.calibration.estimation import Sample, gaussian_temperature
 from halopose.errors import HaloposeError
 from halopose.types import Array
@@ -57,7 +57,7 @@ def test_gaussian_temperature_is_the_closed_form_and_the_minimum(seed: int) -> N
         assert float(gaussian_temperature(column(distance, w))) == pytest.approx(closed, rel=1e-12)
 
         def nll(t: float, k: int = k) -> float:
-            return mean_nll(Gaussian(factors[:, k] * t), residual[:, k], weight)
+            return -float((weight * Gaussian(factors[:, k] * t).log_prob(residual[:, k])).sum())
 
         assert nll(closed) <= min(nll(closed * 0.999), nll(closed * 1.001))
 
@@ -336,18 +336,6 @@ def test_the_covariance_is_the_second_moment_where_nu_is_near_two() -> None:
     eq_17 = fitted.tau_ * (fitted.nu_ / (fitted.nu_ - 2)).sqrt()
     expected = torch.stack([second_moment[0], eq_17[1]])
     torch.testing.assert_close(fitted.moment_tau_, expected, rtol=1e-12, atol=0)
-
-
-@given(SEEDS)
-def test_mean_nll_is_the_weighted_mean(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    residual, factors = random_data(rng, 20, 2)
-    weight = rng.integers(0, 3, (20, 2)) + np.eye(20, 2)
-    distribution = Gaussian(factors)
-    each = -distribution.log_prob(residual).numpy()
-    assert mean_nll(distribution, residual) == pytest.approx(each.mean(), rel=1e-12)
-    weighted = np.average(each, weights=weight)
-    assert mean_nll(distribution, residual, double(weight)) == pytest.approx(weighted, rel=1e-12)
 
 
 # --- both together ----------------------------------------------------------------------------------------

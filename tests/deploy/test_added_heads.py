@@ -119,5 +119,5 @@ def test_the_command_exports_and_refuses_what_a_file_cannot_be(file_of: Callable
     commands.run("export", *options)
     assert (tmp_path / "out" / "predict.py").is_file()
     for flag in ("--web", "--half"):
-        with pytest.raises(HaloposeError, match=r"quantise it before|no page"):
+        with pytest.raises(HaloposeError, match=r"quantise|page"):
             commands.run("export", *options, flag)

@@ -346,7 +346,7 @@ def test_a_checkpoint_of_another_training_is_left_behind(
         path = tmp_path / f"{number}.safetensors"
         trained_bytes(store, settings, path)
         assert trained_bytes(store, other, path) == trained_bytes(store, other)
-        assert f"{path} was written with other data" in caplog.text
+        assert "other data" in caplog.text
     path = tmp_path / "images.safetensors"
     trained_bytes(store, settings, path)
     some = np.array(store.manifest["images"][::2])

@@ -205,7 +205,7 @@ def test_p_values_may_come_from_other_images(stores: tuple[MatchStore, MatchStor
     assert list(present(fewer.card.novelty).calibration) == sorted(stores[1].images[:5].tolist())
     with pytest.raises(HaloposeError, match="fitted on"):
         calibrate_novelty(fitted, stores[0])
-    with pytest.raises(HaloposeError, match="no out-of-distribution model"):
+    with pytest.raises(HaloposeError, match="out-of-distribution"):
         calibrate_novelty(replace(fitted, novelty=None), stores[1])
 
 

@@ -112,7 +112,7 @@ def test_trc_and_csv(scene: ReconstructedScene) -> None:
 
 def test_the_page_holds_the_scene_and_needs_nothing(scene: ReconstructedScene) -> None:
     page = render_reconstruction(scene)
-    assert "2 persons in 40 frames by 4 cameras" in page
+    assert "2 persons in 40 frames" in page
     assert "https://" not in page
     assert '"id":2' in page
     assert "0 persons in 0 frames" in render_reconstruction(replace(scene, persons=[]))

@@ -253,11 +253,3 @@ def _flags(labelled: Tensor) -> Tensor:
     if labelled.dtype != torch.bool and not bool(((labelled == 0) | (labelled == 1) | (labelled == 2)).all()):
         raise HaloposeError("labelled should be true or false, or 0, 1 and 2 as in COCO: weights are sample_weight")
     return labelled > 0
-
-
-def mean_nll(distribution: Gaussian | StudentT, residual: Tensor, weight: Tensor | None = None) -> float:
-    """Weighted mean negative log-likelihood in nats, residuals in pixels."""
-    nll = -distribution.log_prob(residual)
-    if weight is None:
-        return float(nll.mean())
-    return float((weight * nll).sum() / weight.sum())
