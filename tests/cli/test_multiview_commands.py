@@ -43,12 +43,16 @@ def test_track_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (tmp_path / "out" / "tracks.csv").read_text().startswith("frame,time,track_id")
     run("track", path, "--rate", "30", "--causal", "-o", tmp_path / "live")
     assert "50%" in capsys.readouterr().out
+    run("track", path, "--rate", "30", "--responsive", "1", "-o", tmp_path / "responsive")
+    assert "responsive filter" in capsys.readouterr().out
     short = write(tmp_path / "short.json", {"clip": made.frames[:25]})
     run("track", short, "--rate", "30", "--causal", "-o", tmp_path / "before")
-    for name in ("tracks.json", "tracks.csv"):  # nothing of later frames is in it
-        live, before = ((tmp_path / folder / name).read_text().rstrip("]\n") for folder in ("live", "before"))
-        assert len(before) > 1000
-        assert live.startswith(before)
+    run("track", short, "--rate", "30", "--responsive", "1", "-o", tmp_path / "responsive_before")
+    for folder, shorter in (("live", "before"), ("responsive", "responsive_before")):
+        for name in ("tracks.json", "tracks.csv"):  # nothing of later frames is in it
+            live, before = ((tmp_path / part / name).read_text().rstrip("]\n") for part in (folder, shorter))
+            assert len(before) > 1000
+            assert live.startswith(before)
 
 
 @pytest.mark.usefixtures("published_base", "one_thread")

@@ -113,7 +113,7 @@ def track(
         rate=rate,
         probability=probability,
         camera_motion=camera_motion,
-        causal=causal or responsive > 0,
+        causal=causal,
         pictures=picture,
         classes=class_numbers(classes),
         max_det=max_det,

@@ -52,7 +52,7 @@ class TrackFileSettings:
         rate: Frames per second; None: that of the film.
         probability: Probability of the drawn ellipses.
         camera_motion: Estimate the motion of the camera from the background.
-        causal: Use no later frames, as for a camera.
+        causal: Use no later frames, as for a camera; a responsive tracker is always causal.
         pictures: Write the annotated film.
         classes: Classes to keep, counted from 0; None: all.
         max_det: Largest number of detections per frame; None: no limit but the model's.
@@ -77,6 +77,11 @@ class TrackFileSettings:
     save_txt: bool = False
     show: bool = False
     monitor: float | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether nothing of later frames is used."""
+        return self.causal or self.tracker.responsive > 0
 
 
 @dataclass
@@ -201,10 +206,10 @@ def track_predictions(
     if settings.rate is None and known_rate is None:
         log.info("the json does not state the frame rate: using 25 frames/s; give --rate if it differs")
     rate = settings.rate or known_rate or 25.0
-    follow = track_live_windows if settings.causal else track_windows
+    follow = track_live_windows if settings.live else track_windows
     windows = follow(frames, layout, rate=rate, settings=settings.tracker, window=WINDOW)
     responsive = settings.tracker.responsive > 0
-    found = TrackedFilm(path.stem, len(frames), causal=settings.causal, responsive=responsive, written=written)
+    found = TrackedFilm(path.stem, len(frames), causal=settings.live, responsive=responsive, written=written)
     with TrackWriter(make_folder(folder)) as writer:
         for window in windows:
             if window.tracks is not None:
@@ -256,7 +261,7 @@ class _TrackRun:
     def twice(self) -> TrackedFilm:
         """Predict the whole film, track it, and read it again to draw."""
         settings, store = self.settings, FrameStore()
-        self.found.causal = settings.causal
+        self.found.causal = settings.live
         rate = settings.rate
         with self.progress() as step:
             for number, (image, poses) in enumerate(self._predicted(), 1):
@@ -265,7 +270,7 @@ class _TrackRun:
                 step("predicting", number, max(image.length, number))
         self.found.frames = len(store)
         warps = self.warps if settings.camera_motion else None
-        follow = track_live_windows if settings.causal else track_windows
+        follow = track_live_windows if settings.live else track_windows
         windows = follow(
             store, self.model.layout, rate=rate or 25.0, settings=settings.tracker, warps=warps, window=WINDOW
         )
