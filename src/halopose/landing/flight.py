@@ -294,9 +294,11 @@ class VisionSensor:
         self.detections = [in_distribution_only(poses, vision_model.settings.alarm) for poses in detections]
         self.found = [len(poses) > 0 for poses in detections]
         self.student = bool(detections) and detections[0].dof is not None
-        self.corner_detections = [CornerDetections.empty(1, student=self.student) for _ in range(len(times))]
-        self._solutions: dict[tuple[int, int | None], tuple[CornerDetections, VisionFixes]] = {}  # of the last frame
-        self.vision_fixes = [self._solved(n) for n in range(len(times))]
+        nothing = CornerDetections.empty(len(times), student=self.student)
+        unsolved = solve(nothing, vision_model)
+        self.corner_detections = [nothing.select(slice(n, n + 1)) for n in range(len(times))]
+        self.vision_fixes = [unsolved.select(slice(n, n + 1)) for n in range(len(times))]
+        self._solutions: dict[int | None, tuple[CornerDetections, VisionFixes]] = {}  # of one frame, by detection
 
     def deferred(self, latency: float) -> list[DeferredMeasurement]:
         """Return a deferred measurement for each frame, at its time stamp."""
@@ -375,14 +377,11 @@ class VisionSensor:
 
     def _alone(self, n: int, found: Association) -> tuple[CornerDetections, VisionFixes]:
         """Return one detection of frame n, and the fix from it alone."""
-        key = (n, found.index)
-        if key not in self._solutions:
+        if found.index not in self._solutions:
             seen = CornerDetections.of_frame(self.detections[n], found, student=self.student)
-            self._solutions[key] = seen, solve(seen, self.vision_model.select(slice(n, n + 1)), len(self.times))
-        return self._solutions[key]
-
-    def _solved(self, n: int) -> VisionFixes:
-        return solve(self.corner_detections[n], self.vision_model.select(slice(n, n + 1)), len(self.times))
+            fixes = solve(seen, self.vision_model.select(slice(n, n + 1)), len(self.times))
+            self._solutions[found.index] = seen, fixes
+        return self._solutions[found.index]
 
     def seen(self) -> CornerDetections:
         """Return the corners of all frames."""

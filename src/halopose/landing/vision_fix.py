@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from halopose.geometry.attitude import step_with_attitude
-from halopose.geometry.camera import Camera, Mount, body_pose, pose_difference, rotation_from_angles
+from halopose.geometry.camera import Camera, Mount, body_pose, rotation_from_angles
 from halopose.geometry.integrity import Assessment, Verdict, assess
 from halopose.geometry.observations import Observations
 from halopose.geometry.propagation import body_covariance
@@ -18,7 +18,6 @@ from halopose.landing.navigation.sensors import Measurement, vision
 from halopose.landing.requirements import path_axes
 from halopose.types import Array
 
-_ANGLE_STEP = 1e-6
 _FOCAL_STEP = 1e-2  # relative
 _AGAIN = 4  # largest number of relinearisations of a frame
 _NEAR = 2e-3  # relative change of the position at which relinearisation stops
@@ -64,6 +63,11 @@ class VisionFixes:
     def error(self, truth: Array) -> Array:
         """Return errors (N, 3) against true positions (N, 3), in the order of ``requirements.LEVEL_AXES``."""
         return np.asarray((self.position - truth) @ path_axes().T)
+
+    def select(self, frames: slice) -> VisionFixes:
+        """Return the fixes of some of the frames."""
+        names = [name for name in self.__dataclass_fields__ if getattr(self, name) is not None]
+        return replace(self, **{name: getattr(self, name)[frames] for name in names})
 
     @classmethod
     def concatenate(cls, parts: list[VisionFixes]) -> VisionFixes:
@@ -136,7 +140,10 @@ class VisionModel:
 
     def select(self, frames: slice) -> VisionModel:
         """Return the model of some of the frames."""
-        return VisionModel(self.camera, self.mount, self.corners, self.attitudes[frames], self.settings, self.others)
+        chosen = replace(self, attitudes=self.attitudes[frames])
+        for name in ("axes", "rotation", "attitude_covariance"):  # computed once for all frames
+            chosen.__dict__[name] = getattr(self, name)[frames]
+        return chosen
 
     def viewpoint(self, n: int, position: Array, covariance: Array) -> Viewpoint:
         """Return the estimated pose at frame n, for a position (3,) of the aircraft with its covariance (3, 3)."""
@@ -295,13 +302,15 @@ def usable_corners(corner_detections: CornerDetections, settings: LandingSetting
 def angle_axes(attitudes: Array) -> Array:
     """Return the rotation vectors (N, 3, 3) about the runway axes by changes of yaw, pitch and roll (N, 3), as
     columns.
+
+    The angles are about axes of forward-right-down frames: yaw about the vertical one, pitch about the right one after
+    yaw, roll about the nose.
     """
-    origin = np.zeros((len(attitudes), 3))
-    columns = []
-    for axis in np.eye(3) * _ANGLE_STEP:
-        low, high = (rotation_from_angles(*(attitudes + sign * axis).T) for sign in (-1, 1))
-        columns.append(pose_difference(low, origin, high, origin)[:, 3:] / (2 * _ANGLE_STEP))
-    return np.stack(columns, axis=-1)
+    nose = rotation_from_angles(*attitudes.T)[:, 0]
+    yaw = attitudes[:, 0]
+    zero = np.zeros_like(yaw)
+    down, right = np.stack([zero, zero, zero - 1], 1), np.stack([-np.sin(yaw), -np.cos(yaw), zero], 1)
+    return np.stack([down, right, nose], axis=-1)
 
 
 _WORDS = {
