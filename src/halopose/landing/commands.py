@@ -159,6 +159,13 @@ def replay(
     ils: Annotated[Path | None, typer.Option(help="Csv log of localizer and glide slope.")] = None,
     radio: Annotated[Path | None, typer.Option(help="Csv log of a radio altimeter.")] = None,
     irs: Annotated[Path | None, typer.Option(help="Csv log of accelerations.")] = None,
+    terrain: Annotated[
+        Path | None,
+        typer.Option(
+            help="Csv profile of the ground before the threshold; without it the radio altimeter is used from 300 m "
+            "before the threshold on."
+        ),
+    ] = None,
     truth: Annotated[Path | None, typer.Option(help="Csv log of true positions; used for error figures only.")] = None,
     offset: Annotated[
         str, typer.Option(help="Seconds to add to the time stamps of the frames to get log time, or auto.")
@@ -209,6 +216,7 @@ def replay(
         runway,
         logs={kind: path for kind, path in given.items() if path is not None},
         others=others or (),
+        terrain=terrain,
         truth=truth,
         offset=shift,
         frame_rate=frame_rate,

@@ -36,6 +36,7 @@ from halopose.landing.navigation.sensors import (
     TrueTrajectory,
     simulate,
 )
+from halopose.landing.navigation.terrain import LEVEL, Terrain
 from halopose.landing.roi_refinement import RoiDetector, expected_box
 from halopose.landing.vision_fix import VisionFixes, VisionModel, solve
 from halopose.landing.world.approach import Approach, fly
@@ -408,8 +409,10 @@ def simulate_sensors(
     )
 
 
-def fusion_settings_for(settings: LandingSettings, site: IlsSite, view: Camera) -> FusionSettings:
-    """Return settings of a filter that knows the sensors on board, the camera and the ILS."""
+def fusion_settings_for(
+    settings: LandingSettings, site: IlsSite, view: Camera, terrain: Terrain = LEVEL
+) -> FusionSettings:
+    """Return settings of a filter that knows the sensors on board, the camera, the ILS and the ground."""
     sensors, camera = settings.sensors, settings.camera
     known: dict[str, Any] = {
         "radio_scale" if source == "radio" else f"{source}_bias": sensor.bias for source, sensor in sensors.on_board()
@@ -423,6 +426,7 @@ def fusion_settings_for(settings: LandingSettings, site: IlsSite, view: Camera) 
     required = settings.approach_requirement
     return FusionSettings(
         site=site,
+        terrain=terrain,
         clock=camera.clock,
         focal=camera.focal,
         lag=max(FusionSettings.lag, 2 * camera.latency),

@@ -40,8 +40,8 @@ class RunwayReader:
 
 
 _FLIGHT_OPTIONS = (
-    "weather without outage attitude prune integrity requirement camera runway others gnss ils radio irs truth offset "
-    "roi_refinement"
+    "weather without outage attitude prune integrity requirement camera runway others gnss ils radio irs terrain truth "
+    "offset roi_refinement"
 )
 
 

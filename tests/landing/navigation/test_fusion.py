@@ -118,9 +118,9 @@ def test_measurement_jacobians_are_central_differences(seed: int, source: Source
     rng = np.random.default_rng(seed)
     size = SIZES[source]
     given = Measurement(0.0, source, np.zeros(size), np.eye(size), rng.normal(size=(3, 3)), rng.normal(size=(3, 3)))
-    (jacobian,) = observe(given, state[None], SITE)[1]
+    (jacobian,) = observe(given, state[None], FusionSettings(site=SITE))[1]
     step = 1e-3
-    high, low = (observe(given, state + sign * step * np.eye(STATES), SITE)[0] for sign in (1, -1))
+    high, low = (observe(given, state + sign * step * np.eye(STATES), FusionSettings(site=SITE))[0] for sign in (1, -1))
     np.testing.assert_allclose(jacobian, ((high - low) / (2 * step)).T, rtol=1e-6, atol=1e-8)
 
 
@@ -178,12 +178,12 @@ def reference(measured: Any, initial: InitialState, filter_: Any) -> tuple[Array
         elif isinstance(filter_, ExtendedKalmanFilter):
             filter_.update(
                 m.value,
-                lambda x, m=m: observe(m, x[None], SITE)[1][0],
-                lambda x, m=m: observe(m, x[None], SITE)[0][0],
+                lambda x, m=m: observe(m, x[None], FusionSettings(site=SITE))[1][0],
+                lambda x, m=m: observe(m, x[None], FusionSettings(site=SITE))[0][0],
                 R=m.covariance,
             )
         else:
-            filter_.update(m.value, R=m.covariance, H=observe(m, filter_.x[None], SITE)[1][0])
+            filter_.update(m.value, R=m.covariance, H=observe(m, filter_.x[None], FusionSettings(site=SITE))[1][0])
         if m.source != "irs":
             states.append(filter_.x.copy())
             covariances.append(filter_.P.copy())

@@ -29,9 +29,11 @@ from halopose.landing.navigation.sensors import (
     simulate,
     vision,
 )
+from halopose.landing.navigation.terrain import LEVEL
 from halopose.types import Array
 
 SITE = IlsSite.of_runway(3000.0)
+EXACT_GROUND = replace(LEVEL, sigma=0.0, growth=0.0)
 POSITIONS = st.tuples(st.floats(-9000, -50), st.floats(-500, 500), st.floats(2, 900)).map(np.array)
 
 
@@ -115,7 +117,9 @@ def test_noise_and_rate_are_as_stated(source: Source) -> None:
     sensors = Sensors()
     sensor = getattr(sensors, source)
     sensor = replace(sensor, bias=GaussMarkov((0.0,) * SIZES[source]))
-    measured = [m for m in simulate(truth, replace(sensors, **{source: sensor}), 3, SITE) if m.source == source]
+    measured = [
+        m for m in simulate(truth, replace(sensors, **{source: sensor}), 3, SITE, EXACT_GROUND) if m.source == source
+    ]
     times, values = table(measured, source)
     np.testing.assert_allclose(np.diff(times), 1 / sensor.rate, rtol=1e-9)
     positions = truth.position(times)
@@ -135,7 +139,7 @@ def test_noise_and_rate_are_as_stated(source: Source) -> None:
 
 def test_radio_bias_is_a_share_of_the_height() -> None:
     sensor = Sensor(10.0, (1e-9,), GaussMarkov((0.01,)))
-    times, values = table(simulate(straight(), Sensors(radio=sensor), 4, SITE), "radio")
+    times, values = table(simulate(straight(), Sensors(radio=sensor), 4, SITE, EXACT_GROUND), "radio")
     share = values[:, 0] / straight().position(times)[:, 2] - 1
     np.testing.assert_allclose(share, share[0], atol=1e-8)
     assert 0 < abs(share[0]) < 0.05
@@ -146,7 +150,7 @@ def test_signals_end_at_their_range() -> None:
     positions = np.stack([50 * times - 3000, 0 * times, 1500 - 14 * times], axis=1)
     velocities = np.tile([50.0, 0.0, -14.0], (101, 1))
     measured = simulate(
-        TrueTrajectory(times, positions, velocities, 0 * velocities, 0 * velocities), Sensors(), 0, SITE
+        TrueTrajectory(times, positions, velocities, 0 * velocities, 0 * velocities), Sensors(), 0, SITE, EXACT_GROUND
     )
     assert table(measured, "radio")[0].min() >= (1500 - RADIO_CEILING) / 14
     assert table(measured, "glide_slope")[0].max() < 60  # over the threshold at 60 s

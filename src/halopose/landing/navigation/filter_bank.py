@@ -47,8 +47,8 @@ class FilterBank:
     Attributes:
         settings: settings of the navigator.
         time: time of the states in seconds.
-        states: states (F, 29).
-        settled: covariances (F, 29, 29) at the time ``settled_at``.
+        states: states (F, 30).
+        settled: covariances (F, 30, 30) at the time ``settled_at``.
         settled_at: time of ``settled`` in seconds.
         without: sources that each filter leaves out (F); none for the first.
         sources: sources that were heard.
@@ -140,7 +140,7 @@ class FilterBank:
 
     @cached_property
     def covariances(self) -> Array:
-        """Covariances (F, 29, 29) at the current time."""
+        """Covariances (F, 30, 30) at the current time."""
         return self._spread_over(self.time - self.settled_at)
 
     def _spread_over(self, dt: float) -> Array:
@@ -329,9 +329,9 @@ class Innovation:
     Attributes:
         value: measured minus expected value (F, m).
         covariance: covariances (F, m, m).
-        jacobian: Jacobians (F, m, 29).
+        jacobian: Jacobians (F, m, 30).
         noise: covariance of the measurement (F, m, m).
-        gain: Kalman gains (F, 29, m).
+        gain: Kalman gains (F, 30, m).
         nis: normalised innovation squared (F,).
     """
 
@@ -344,7 +344,7 @@ class Innovation:
 
     @classmethod
     def of(cls, measurement: Measurement, bank: FilterBank) -> Innovation:
-        expected, jacobian = observe(measurement, bank.states, bank.settings.site)
+        expected, jacobian = observe(measurement, bank.states, bank.settings)
         size = SIZES[measurement.source]
         noise = np.broadcast_to(np.asarray(measurement.covariance), (len(bank.states), size, size))
         value = measurement.value - expected

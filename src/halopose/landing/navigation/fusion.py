@@ -77,8 +77,8 @@ class FusedTrack:
     Attributes:
         times: times (M,) in seconds.
         source: source of each measurement (M).
-        states: states (M, 24).
-        covariances: covariances (M, 24, 24).
+        states: states (M, 30).
+        covariances: covariances (M, 30, 30).
         levels: protection levels (M, 3) in metres.
         nis: normalised innovation squared (M,).
         accepted: whether the filter used the measurement (M,).
@@ -92,8 +92,8 @@ class FusedTrack:
 
     times: Array  # (M,)
     source: NDArray[np.str_]  # (M,)
-    states: Array  # (M, 29)
-    covariances: Array  # (M, 29, 29)
+    states: Array  # (M, 30)
+    covariances: Array  # (M, 30, 30)
     levels: Array  # (M, 3)
     nis: Array  # (M,)
     accepted: NDArray[np.bool_]  # (M,)

@@ -38,7 +38,7 @@ class GnssDriftMonitor:
     Attributes:
         since: start of each drift (H,) in seconds.
         axis: axis of each drift (H,).
-        shift: shift (H, 24) of the state per m/s of drift.
+        shift: shift (H, 30) of the state per m/s of drift.
         evidence: evidence (H,) for the rate.
         information: information (H,) about the rate.
     """
@@ -72,7 +72,7 @@ class GnssDriftMonitor:
     def corrected(
         self, time: float, gnss: bool, value: Array, covariance: Array, jacobian: Array, gain: Array
     ) -> GnssDriftMonitor:
-        """Update with an innovation (m,), its covariance (m, m), Jacobian (m, 24) and gain (24, m)."""
+        """Update with an innovation (m,), its covariance (m, m), Jacobian (m, 30) and gain (30, m)."""
         seen = -self.shift @ jacobian.T
         if gnss:
             seen[np.arange(len(seen)), self.axis] += time - self.since

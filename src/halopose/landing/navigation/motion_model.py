@@ -1,11 +1,12 @@
 """State, motion model and measurement models of the navigator.
 
-A state (29,) holds position and velocity in runway axes, then the sensors' drifting errors: IRS acceleration (3), GNSS
+A state (30,) holds position and velocity in runway axes, then the sensors' drifting errors: IRS acceleration (3), GNSS
 position (3), localizer, glide slope, radio altimeter scale, IRS attitude (3), the persistent part of vision's error (3)
 in units of its standard deviation, and the angles of the camera's mounting (3). Then come the constants of a flight,
-clock offset (1) and relative error of the focal length (1) of the camera, and the part of vision's error that lasts for
-a fraction of a second (3). A tilted IRS measures part of gravity as acceleration, so errors of pitch and roll also move
-the aircraft.
+clock offset (1) and relative error of the focal length (1) of the camera, the part of vision's error that lasts for a
+fraction of a second (3), and the error of the terrain profile (1) in units of its standard deviation. A tilted IRS
+measures part of gravity as acceleration, so errors of pitch and roll also move the aircraft. An error of the principal
+point acts like an angle of the mounting, and is in its variance.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from halopose.landing.navigation.sensors import (
     Measurement,
     Source,
 )
+from halopose.landing.navigation.terrain import LEVEL, Terrain
 from halopose.types import Array
 
-STATES = 29
+STATES = 30
 POSITION, VELOCITY = slice(0, 3), slice(3, 6)
 MOTION = slice(0, 6)
 BIAS: dict[Source, slice] = {
@@ -51,9 +53,9 @@ BIAS: dict[Source, slice] = {
     "attitude": slice(15, 18),
     "vision": slice(18, 21),
 }
-MOUNTING, CLOCK, FOCAL, FLICKER = slice(21, 24), slice(24, 25), slice(25, 26), slice(26, 29)
+MOUNTING, CLOCK, FOCAL, FLICKER, GROUND = slice(21, 24), slice(24, 25), slice(25, 26), slice(26, 29), slice(29, 30)
 EYE = np.eye(STATES)
-_BIAS_DIAGONAL = slice(6 * (STATES + 1), None, STATES + 1)  # diagonal of a raveled (29, 29)
+_BIAS_DIAGONAL = slice(6 * (STATES + 1), None, STATES + 1)  # diagonal of a raveled (30, 30)
 UNINFORMED = np.array([2000.0, 1000.0, 300.0, 60.0, 30.0, 15.0])  # m and m/s, without the source of the start
 # Derivative of the acceleration error by the state: IRS bias, and gravity through pitch and roll.
 PUSH = np.zeros((3, STATES))
@@ -91,6 +93,7 @@ class FusionSettings:
 
     Attributes:
         site: antennas of the ILS.
+        terrain: ground under the radio altimeter, which is not used where the ground is not known.
         irs_bias: drifting bias of the acceleration.
         gnss_bias: drifting bias of the GNSS position.
         localizer_bias: drifting bias of the localizer.
@@ -122,6 +125,7 @@ class FusionSettings:
     """
 
     site: IlsSite = field(default_factory=IlsSite)
+    terrain: Terrain = LEVEL
     irs_bias: GaussMarkov = IRS.bias
     gnss_bias: GaussMarkov = GNSS.bias
     localizer_bias: GaussMarkov = LOCALIZER.bias
@@ -173,9 +177,10 @@ class FusionSettings:
 
     @property
     def biases(self) -> tuple[GaussMarkov, ...]:
-        """Bias models in the order of ``BIAS``, then mounting, clock, focal length and flicker."""
+        """Bias models in the order of ``BIAS``, then mounting, clock, focal length, flicker and ground."""
         drifting = self.irs_bias, self.gnss_bias, self.localizer_bias, self.glide_slope_bias
-        return *drifting, self.radio_scale, self.attitude_bias, self.vision_bias, *self._camera
+        ground = GaussMarkov((1.0,), self.terrain.correlation_s)
+        return *drifting, self.radio_scale, self.attitude_bias, self.vision_bias, *self._camera, ground
 
     @property
     def _camera(self) -> tuple[GaussMarkov, ...]:
@@ -183,7 +188,7 @@ class FusionSettings:
 
     @cached_property
     def bias_variance(self) -> Array:
-        """Stationary variances (23,) of the bias states."""
+        """Stationary variances (24,) of the bias states."""
         return np.concatenate([np.square(bias.sigma) for bias in self.biases])
 
     def variance_of(self, source: Source) -> Array:
@@ -192,12 +197,12 @@ class FusionSettings:
 
     @cached_property
     def bias_rate(self) -> Array:
-        """Decay rates (23,) of the bias states in 1/s."""
+        """Decay rates (24,) of the bias states in 1/s."""
         return np.concatenate([np.full(len(bias.sigma), 1 / bias.time_constant) for bias in self.biases])
 
 
 def transition(dt: float, density: ArrayLike, settings: FusionSettings, *, driven: bool = True) -> tuple[Array, Array]:
-    """Return the transition (29, 29) and process noise (29, 29) of a time step.
+    """Return the transition (30, 30) and process noise (30, 30) of a time step.
 
     The noise is integrated, so two half steps equal one step.
 
@@ -221,19 +226,24 @@ def transition(dt: float, density: ArrayLike, settings: FusionSettings, *, drive
     return step, noise
 
 
-def observe(measurement: Measurement, states: Array, site: IlsSite) -> tuple[Array, Array]:
-    """Return the expected measurement (F, m) of a sensor in states (F, 29), and its Jacobians (F, m, 29)."""
+def observe(measurement: Measurement, states: Array, settings: FusionSettings) -> tuple[Array, Array]:
+    """Return the expected measurement (F, m) of a sensor in states (F, 30), and its Jacobians (F, m, 30)."""
     source = measurement.source
     jacobian = np.zeros((len(states), SIZES[source], STATES))
     if source == "localizer" or source == "glide_slope":
+        site = settings.site
         angle = site.localizer_angle if source == "localizer" else site.glide_slope_angle
         expected, jacobian[:, 0, POSITION] = angle(states[:, POSITION])
         jacobian[:, 0, BIAS[source]] = 1.0
         return expected[:, None] + states[:, BIAS[source]], jacobian
     if source == "radio":
-        scale, height = 1 + states[:, BIAS["radio"]], states[:, 2:3]
-        jacobian[:, 0, 2:3], jacobian[:, 0, BIAS["radio"]] = scale, height
-        return scale * height, jacobian
+        ground, slope, sigma = settings.terrain.at(states[:, 0])
+        wrong = states[:, GROUND.start]  # in standard deviations, which grow before the threshold
+        slope = slope - settings.terrain.growth * (states[:, 0] < 0) * wrong
+        scale, height = 1 + states[:, BIAS["radio"].start], states[:, 2] - ground - sigma * wrong
+        jacobian[:, 0, 0], jacobian[:, 0, 2] = -scale * slope, scale
+        jacobian[:, 0, BIAS["radio"].start], jacobian[:, 0, GROUND.start] = height, -scale * sigma
+        return (scale * height)[:, None], jacobian
     jacobian[:, :, POSITION] = np.eye(3)
     if source == "gnss":
         jacobian[:, :, BIAS["gnss"]] = np.eye(3)

@@ -355,6 +355,10 @@ def _after(moment: _Moment, given: Measurement | DeferredMeasurement) -> tuple[_
         measurement, measured = moment.filters.joined(taken) if any(taken.members) else (None, ~measured)
     else:
         measurement = taken
+        if source == "radio":
+            bank = moment.filters
+            along_sigma = np.sqrt(bank.covariances[:, 0, 0])
+            measured = bank.settings.terrain.known(bank.states[:, POSITION], along_sigma)
     if measurement is None:
         return moment, Step(given.time, source, False, "nothing was measured")
     if measurement is not given and not isinstance(taken, MemberMeasurements):
@@ -374,7 +378,8 @@ def _after(moment: _Moment, given: Measurement | DeferredMeasurement) -> tuple[_
     if source in moment.probation:
         return _watched(moment), step
     if not measured[0]:
-        return _watched(moment), Step(given.time, source, False, "nothing was measured")
+        why = "the ground is not known here" if source == "radio" else "nothing was measured"
+        return _watched(moment), Step(given.time, source, False, why)
     if refused[0]:
         step = replace(step, reason="the runway is seen where it is not expected")
     elif accepted[0]:

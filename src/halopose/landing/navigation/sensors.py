@@ -17,6 +17,7 @@ from scipy.interpolate import CubicHermiteSpline
 from scipy.signal import lfilter
 
 from halopose.errors import HaloposeError
+from halopose.landing.navigation.terrain import LEVEL, Terrain
 from halopose.types import Array
 
 Source = Literal["irs", "gnss", "localizer", "glide_slope", "radio", "attitude", "vision"]
@@ -301,7 +302,9 @@ class IlsSite:
         return np.arctan2(up, level) - self.glide_angle, gradient
 
 
-def simulate(truth: TrueTrajectory, sensors: Sensors, seed: int, site: IlsSite | None = None) -> list[Measurement]:
+def simulate(
+    truth: TrueTrajectory, sensors: Sensors, seed: int, site: IlsSite | None = None, terrain: Terrain = LEVEL
+) -> list[Measurement]:
     """Simulate all measurements of a flight, in order of time.
 
     Args:
@@ -309,11 +312,15 @@ def simulate(truth: TrueTrajectory, sensors: Sensors, seed: int, site: IlsSite |
         sensors: sensors on board.
         seed: seed of noise and biases.
         site: antennas of the ILS; default: ``IlsSite()``.
+        terrain: profile of the ground under the radio altimeter, with the error that it states.
     """
     measured: list[Measurement] = []
     for source, sensor in sensors.on_board():
         tilt = _tilt(truth, sensors.attitude or ATTITUDE, seed) if source == "irs" else None
-        measured += _sense(truth, source, sensor, _numbers(seed, source), site or IlsSite(), tilt)
+        ground = None
+        if source == "radio":
+            ground = _ground(terrain, truth, sensor, np.random.default_rng([seed, 90]))
+        measured += _sense(truth, source, sensor, _numbers(seed, source), site or IlsSite(), tilt, ground)
     return in_order(measured)
 
 
@@ -326,6 +333,15 @@ def _tilt(truth: TrueTrajectory, attitude: Sensor, seed: int) -> tuple[Array, Ar
     times = _times(truth, attitude.rate)
     bias = attitude.bias.sample(times.size, 1 / attitude.rate, _numbers(seed, "attitude"))
     return times, -GRAVITY * np.stack([bias[:, 1], bias[:, 2], 0 * times], axis=1)
+
+
+def _ground(terrain: Terrain, truth: TrueTrajectory, radio: Sensor, rng: np.random.Generator) -> Array:
+    """Return the true height (N,) of the ground below the aircraft at the samples of the radio altimeter."""
+    times = _times(truth, radio.rate)
+    positions = truth.position(times)
+    height, _, sigma = terrain.at(positions[:, 0])
+    wrong = GaussMarkov((1.0,), terrain.correlation_s).sample(times.size, 1 / radio.rate, rng)[:, 0]
+    return height + sigma * wrong
 
 
 def _times(truth: TrueTrajectory, rate: float) -> Array:
@@ -398,9 +414,10 @@ def _sense(
     rng: np.random.Generator,
     site: IlsSite,
     tilt: tuple[Array, Array] | None = None,
+    ground: Array | None = None,
 ) -> list[Measurement]:
     times = _times(truth, sensor.rate)
-    exact, sensitivity, usable = _exact(truth, source, times, site)
+    exact, sensitivity, usable = _exact(truth, source, times, site, ground)
     bias = sensor.bias.sample(times.size, 1 / sensor.rate, rng)
     if tilt is not None:
         bias = bias + np.stack([np.interp(times, tilt[0], axis) for axis in tilt[1].T], axis=1)
@@ -413,7 +430,7 @@ def _sense(
 
 
 def _exact(
-    truth: TrueTrajectory, source: Source, times: Array, site: IlsSite
+    truth: TrueTrajectory, source: Source, times: Array, site: IlsSite, ground: Array | None = None
 ) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Return error-free values (N, m), the effect of a unit bias on them (N, 1), and where there is a signal (N,)."""
     one, always = np.ones((times.size, 1)), np.ones(times.size, dtype=bool)
@@ -424,8 +441,9 @@ def _exact(
         return site.localizer_angle(positions)[0][:, None], one, positions[:, 0] < site.localizer[0]
     if source == "glide_slope":  # beyond the threshold the path meets the ground
         return site.glide_slope_angle(positions)[0][:, None], one, positions[:, 0] < 0
-    if source == "radio":  # flat ground at the height of the threshold
-        return positions[:, 2:], positions[:, 2:], positions[:, 2] < RADIO_CEILING
+    if source == "radio":
+        height = positions[:, 2:] if ground is None else positions[:, 2:] - ground[:, None]
+        return height, height, height[:, 0] < RADIO_CEILING
     return positions, one, always
 
 

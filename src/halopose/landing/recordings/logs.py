@@ -6,7 +6,7 @@ Column names state quantity and unit: angles end in ``_deg`` or ``_rad``, length
     attitude  heading (from true north) or yaw (right of the landing direction), pitch, roll
     gnss      latitude_deg, longitude_deg, height_m above the same level as the runway's heights, or x_m, y_m, z_m
     ils       localizer and glide_slope: angles left of the centreline and above the path, at the antennas
-    radio     height_m above the threshold
+    radio     height_m above the ground below
     irs       acceleration_x_mps2, _y_ and _z_ in runway axes, without gravity
 """
 
@@ -24,6 +24,7 @@ import numpy as np
 from halopose.data.files import write_text
 from halopose.errors import HaloposeError
 from halopose.landing.navigation.sensors import Measurement, Sensors, Source, in_order
+from halopose.landing.navigation.terrain import LONGEST_GAP_M, Terrain
 from halopose.landing.recordings.runway_sites import Site
 from halopose.types import Array
 
@@ -78,7 +79,35 @@ class Log:
 
 def read_log(path: Path | str) -> Log:
     """Read a csv file with a header and non-decreasing times."""
-    path = Path(path)
+    path, columns = Path(path), _columns(Path(path), "time_s")
+    times = columns.pop("time_s")
+    _check_times(path, times)
+    return Log(path, times, columns)
+
+
+def read_terrain(path: Path | str, site: Site) -> Terrain:
+    """Read a profile of the ground under the approach: columns ``x_m`` and ``height_m``.
+
+    ``x_m`` is the distance from the threshold in the landing direction, negative before it, and ``height_m`` the height
+    of the ground above the threshold. The surface of the runway itself is known.
+    """
+    columns = _columns(Path(path), "x_m")
+    if "height_m" not in columns:
+        raise HaloposeError(f"{path} has no column height_m: it has {', '.join(columns)}")
+    along, height = columns["x_m"], columns["height_m"]
+    runway = np.unique(np.append(np.arange(0.0, site.far_end, LONGEST_GAP_M), site.far_end))
+    approach = along < 0
+    along = np.append(along[approach], runway)
+    height = np.append(height[approach], site.corners[2:, 2].mean() * runway / site.far_end)
+    order = np.argsort(along)
+    try:
+        return Terrain(along[order], height[order])
+    except HaloposeError as error:
+        raise HaloposeError(f"{path}: {error}") from None
+
+
+def _columns(path: Path, first: str) -> dict[str, Array]:
+    """Read the columns (N,) of a csv file of numbers that has the column ``first``; missing values are NaN."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row]
@@ -91,8 +120,8 @@ def read_log(path: Path | str) -> Log:
     if len(rows) < 2:
         raise HaloposeError(f"{path} has no rows: it needs a header and at least one row")
     header = [name.strip() for name in rows[0]]
-    if "time_s" not in header:
-        raise HaloposeError(f"{path} has no column time_s (seconds): it has {', '.join(header)}")
+    if first not in header:
+        raise HaloposeError(f"{path} has no column {first}: it has {', '.join(header)}")
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
         raise HaloposeError(f"{path} has {header.count(twice)} columns {twice!r}: leave one, or rename the others")
@@ -105,10 +134,7 @@ def read_log(path: Path | str) -> Log:
                 table[number, place] = float(text) if text.strip() else np.nan
             except ValueError:
                 raise HaloposeError(f"{path}, line {number + 2}: {text!r} is not a number") from None
-    times = table[:, header.index("time_s")]
-    _check_times(path, times)
-    columns = {name: table[:, place] for place, name in enumerate(header) if name != "time_s"}
-    return Log(path, times, columns)
+    return {name: table[:, place] for place, name in enumerate(header)}
 
 
 def _check_times(path: Path, times: Array) -> None:
@@ -296,6 +322,12 @@ def write_logs(folder: Path, measured: Sequence[Measurement], site: Site) -> dic
         paths[kind] = folder / f"{kind}.csv"
         write_text(paths[kind], "\n".join(lines) + "\n")
     return paths
+
+
+def write_terrain(path: Path, terrain: Terrain) -> None:
+    """Write a profile that ``read_terrain`` reads, with all digits."""
+    rows = zip(terrain.along.tolist(), terrain.height.tolist(), strict=True)
+    write_text(path, "\n".join(["x_m,height_m", *(f"{x!r},{height!r}" for x, height in rows)]) + "\n")
 
 
 def _cells(value: Array | None, head: str, sources: tuple[Source, ...]) -> list[str]:

@@ -11,8 +11,9 @@ import numpy as np
 from halopose.data.files import make_folder, write_json, write_text
 from halopose.data.films import FilmWriter
 from halopose.landing.flight import Flight, SimulatedFlight, simulate_sensors
+from halopose.landing.navigation.terrain import LEVEL
 from halopose.landing.recordings.cameras import camera_text
-from halopose.landing.recordings.logs import write_logs
+from halopose.landing.recordings.logs import write_logs, write_terrain
 from halopose.landing.recordings.runway_sites import Site, runway_content
 
 ORIGIN = (37.6135380, -122.3571600, 4.0)  # latitude, longitude and height, as at San Francisco
@@ -34,6 +35,7 @@ def record(flight: SimulatedFlight, folder: Path) -> Path:
     write_text(folder / "camera.yaml", camera_text(camera, mount))
     write_json(folder / "runway.json", runway_content(site))
     write_logs(folder, measured, site)
+    write_terrain(folder / "terrain.csv", LEVEL)
     places = site.to_wgs84(flight.position)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

@@ -15,17 +15,23 @@ from halopose.landing.flight import Flight
 from halopose.landing.frame_buffer import FrameBuffer
 from halopose.landing.landing_settings import LandingSettings
 from halopose.landing.navigation.sensors import GNSS, Measurement
+from halopose.landing.navigation.terrain import OPERATING_AREA_M, Terrain
 from halopose.landing.recordings import replay as replaying
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.frames import Frames, open_frames
 from halopose.landing.recordings.input_checks import check_inputs
-from halopose.landing.recordings.logs import Kind, Log, held, measurements, read_log, too_far
+from halopose.landing.recordings.logs import Kind, Log, held, measurements, read_log, read_terrain, too_far
 from halopose.landing.recordings.runway_sites import Site, corners_seen_from, other_runways, read_runway
 from halopose.prediction.predictor import Predictor
 from halopose.prediction.stream_monitor import StreamMonitor
 from halopose.types import Array, Progress
 
 log = logging.getLogger(__name__)
+
+_NO_TERRAIN = (
+    f"no terrain profile: the radio altimeter is used from {OPERATING_AREA_M:g} m before the threshold on; give "
+    "--terrain to use it earlier"
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Recording:
             as well is not used.
         measured: measurements of all logs in runway axes, in order of time.
         settings: settings with the sensors that have a log.
+        terrain: ground under the radio altimeter; None without a profile.
         truth: log of true positions, used for error figures only.
         estimate_offset: whether to estimate the offset between frame time and log time.
     """
@@ -50,6 +57,7 @@ class Recording:
     others: tuple[Array, ...]
     measured: tuple[Measurement, ...]
     settings: LandingSettings
+    terrain: Terrain | None = None
     truth: Log | None = None
     estimate_offset: bool = False
 
@@ -61,6 +69,7 @@ def open_recording(
     *,
     logs: Mapping[Kind, Path] | None = None,
     others: Sequence[Path | str] = (),
+    terrain: Path | str | None = None,
     truth: Path | str | None = None,
     offset: float | Literal["auto"] = 0.0,
     frame_rate: float | None = None,
@@ -74,6 +83,8 @@ def open_recording(
         runway: json file with four WGS84 corners, or a runway of the table such as ``KSFO/28R``.
         logs: csv logs by kind: attitude, gnss, ils, radio, irs.
         others: other runways nearby, given like ``runway``; those of the same airport in the table are known.
+        terrain: csv profile of the ground under the approach; without it the radio altimeter is used from 300 m before
+            the threshold on.
         truth: csv log of true positions, used for error figures only.
         offset: seconds to add to frame time to get log time, or "auto" to estimate them.
         frame_rate: frames per second, if the frames have no time stamps.
@@ -91,17 +102,19 @@ def open_recording(
     opened = open_frames(frames, rate=frame_rate, offset=0.0 if offset == "auto" else offset)
     found = replaying.settings_for(logs, opened.times, settings)
     measured = replaying.read_measurements(logs, site, found)
+    ground = None if terrain is None else read_terrain(terrain, site)
     judges = None if truth is None else read_log(truth)
     if not automatic:
         replaying.check_clocks(opened.times, measured)
     far = [] if "gnss" not in logs else [too_far(read_log(logs["gnss"]), site)]
     far += [] if "gnss" not in logs else [held(read_log(logs["gnss"]), site)]
     far += [] if judges is None else [too_far(judges, site)]
-    for words in (site.note, replaying.missing(logs), *far):
+    blind = _NO_TERRAIN if "radio" in logs and ground is None else ""
+    for words in (site.note, replaying.missing(logs), blind, *far):
         if words:
             log.info("%s", words)
     seen_from = tuple(corners_seen_from(site, other) for other in nearby)
-    return Recording(opened, lens, site, seen_from, tuple(measured), found, judges, automatic)
+    return Recording(opened, lens, site, seen_from, tuple(measured), found, ground, judges, automatic)
 
 
 def fly_recording(
@@ -138,6 +151,7 @@ def fly_recording(
         images=images or (),
         others=recording.others,
         roi_detector=detector,
+        terrain=recording.terrain,
     )
 
 

@@ -19,6 +19,7 @@ from halopose.landing.frame_buffer import FrameBuffer
 from halopose.landing.landing_settings import TRUTH_RATE, LandingSettings
 from halopose.landing.navigation.motion_model import InitialState
 from halopose.landing.navigation.sensors import IlsSite, Measurement, in_order
+from halopose.landing.navigation.terrain import OPERATING_AREA_M, Terrain
 from halopose.landing.recordings.cameras import Lens
 from halopose.landing.recordings.frames import Frames
 from halopose.landing.recordings.logs import KINDS, Kind, attitudes_at, measurements, read_log
@@ -165,6 +166,7 @@ def replay(
     images: Sequence[Array] = (),
     others: tuple[Array, ...] = (),
     roi_detector: RoiDetector | None = None,
+    terrain: Terrain | None = None,
 ) -> Flight:
     """Associate, solve, check and fuse rectified detections.
 
@@ -180,6 +182,7 @@ def replay(
         images: images for the animation.
         others: corners (4, 3) of the other runways nearby.
         roi_detector: detects again where the filter expects the runway.
+        terrain: ground under the radio altimeter; default: known from 300 m before the threshold on.
     """
     if not len(times):
         raise HaloposeError("the recording has no frames")
@@ -188,7 +191,8 @@ def replay(
     vision_model = VisionModel(lens.camera, lens.mount, site.corners, attitudes, settings, others)
     start = start or start_from(measured, times, detections, vision_model)
     _check_view(vision_model, measured, times)
-    fusion = fusion_settings_for(settings, IlsSite.of_runway(site.far_end), lens.camera)
+    ground = terrain or ground_near(site)
+    fusion = fusion_settings_for(settings, IlsSite.of_runway(site.far_end), lens.camera, ground)
     known = np.full((len(times), 3), np.nan) if truth is None else truth
     stamps = np.maximum(times, start.time)
     scenario = Scenario(
@@ -202,6 +206,11 @@ def replay(
         settings=settings,
         **fuse_vision(vision_model, stamps, times, detections, measured, fusion, start, known, roi_detector),
     )
+
+
+def ground_near(site: Site) -> Terrain:
+    """Return the ground of a runway without a terrain profile: its surface, and level ground before the threshold."""
+    return Terrain.level(OPERATING_AREA_M, site.far_end, float(site.corners[2:, 2].mean()))
 
 
 def start_from(
