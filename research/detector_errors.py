@@ -3,9 +3,10 @@
     python -m research.detector_errors --work work/
 
 Renders approaches in clear air and detects the runway once per second; in the first flights five times per second at
-uneven intervals, so that the autocorrelation is known from 0.05 s on. It keeps, per frame, whether the runway was found, the stated covariances, and
-the errors of the corners in stated standard deviations. Camera and attitude are exact, so all errors are the
-detector's. A rerun keeps finished flights in the work folder. The seeds are used by nothing else.
+uneven intervals, so that the autocorrelation is known from 0.05 s on. It keeps, per frame, whether the runway was
+found, the stated covariances, and the errors of the corners in stated standard deviations. Camera and attitude are
+exact, so all errors are the detector's. A rerun keeps finished flights in the work folder. The seeds are used by
+nothing else.
 """
 
 from __future__ import annotations

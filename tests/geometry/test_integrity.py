@@ -1,12 +1,16 @@
 """Rates of alarms and of missed errors against the allocated risks, and exclusion of a wrong corner."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import binom, kstest
 
 from halopose.errors import HaloposeError
+from halopose.geometry.attitude import solve_with_attitude
 from halopose.geometry.camera import exp_so3, look_at, project_points
 from halopose.geometry.integrity import Risks, Verdict, ambiguous, assess, consistency
+from halopose.geometry.linear import linearise
 from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.landing.landing_settings import CornerCorrelation
@@ -275,3 +279,47 @@ def test_two_wrong_corners_stay_within_the_protection_levels(pair: tuple[int, in
     found = assess(Observations(CAMERA, CORNERS, pixels, covariance, turned), risks=risks, axes=ACROSS)
     beyond = (np.abs((found.solution.position - position) @ ACROSS.T) > found.levels).any(1)
     assert not (beyond & found.trusted).any()
+
+
+@pytest.mark.parametrize("fault", ["rotation", "lens"])
+def test_a_camera_that_is_wrong_stays_within_the_levels_that_allow_for_it(fault: str) -> None:
+    """The mounting off by nine standard deviations, or the focal length by 30 of its."""
+    pixels, covariance, turned, place = noisy(1500.0, 2.0, 200, 3, 7e-4)
+    lens = np.diag(np.square([1e-3 * CAMERA.fx, 1e-3 * CAMERA.fy, 0.5, 0.5, 0, 0, 0, 0, 0]))
+    camera = CAMERA
+    if fault == "rotation":
+        turned = turned @ exp_so3(np.array([0.0, 0.0, 6.3e-3]))
+    else:
+        camera = replace(CAMERA, fx=1.03 * CAMERA.fx, fy=1.03 * CAMERA.fy)
+    observations = Observations(
+        camera, CORNERS, pixels, covariance, turned, 7e-4**2 * np.eye(3), intrinsics_covariance=lens
+    )
+    plain, wide = (
+        assess(observations, risks=Risks(integrity=1e-2, **{f"{fault}_fault": prior})) for prior in (0.0, 1e-3)
+    )
+    error = np.abs(wide.solution.position - place)[wide.trusted]
+    assert len(error) > 10
+    assert (error <= wide.levels[wide.trusted]).all()
+    assert (wide.levels[wide.trusted] >= plain.levels[wide.trusted]).all()
+    assert (wide.levels[wide.trusted] > 1.5 * plain.levels[wide.trusted]).any()
+
+
+def test_the_free_covariance_is_that_of_a_solve_without_the_knowledge() -> None:
+    pixels, covariance, turned, _ = noisy(1500.0, 0.5, 3, 3, 7e-4)
+    given = Observations(CAMERA, CORNERS, pixels, covariance, turned, 7e-4**2 * np.eye(3))
+    free = linearise(given, solve_with_attitude(given)).covariance_free
+    unknown = replace(given, attitude_covariance=1.0 * np.eye(3))
+    blind = solve_with_attitude(unknown)
+    linear = linearise(unknown, replace(blind, position=solve_with_attitude(given).position))
+    np.testing.assert_allclose(free[:, 0], linear.covariance, rtol=1e-3)
+    assert np.isinf(free[:, 1]).all()  # the intrinsics are given as exact
+
+
+def test_wrong_runway_data_that_are_too_likely_leave_no_level() -> None:
+    pixels, covariance, turned, _ = noisy(1500.0, 0.5, 2, 3)
+    for prior, finite in ((1e-9, True), (1e-6, False)):
+        risks = Risks(integrity=1e-7, model_fault=prior, fault_probability=1e-4)
+        found = assess(Observations(CAMERA, CORNERS, pixels, covariance, turned), risks=risks)
+        assert np.isfinite(found.levels).all() == finite
+    with pytest.raises(HaloposeError, match="lens_fault"):
+        Risks(lens_fault=1.0)

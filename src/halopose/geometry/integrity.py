@@ -13,9 +13,12 @@ probability of a common cause (``Risks.pairs``). For a pair, T^2 is the limit of
 a time, and pairs without which there is no position, are not covered. If their probability exceeds the budget, the
 levels are infinite, as in ARAIM.
 
+A rotation that is wrong by any angle, and intrinsics that are wrong by any amount, are hypotheses too: of all points,
+with that error left free. World points that are wrong cannot be noticed from the points; their probability
+(``Risks.model_fault``) counts as not covered, and so do faults of the camera after an exclusion.
+
 After an alarm the K subsets of a frame are solved again. The best one is used if no other fits nearly as well; the
-levels also cover the others, weighted by their odds, and the pairs. Faults of all points together, such as wrong points
-or a wrong camera model, are not covered.
+levels also cover the others, weighted by their odds, and the pairs.
 """
 
 from __future__ import annotations
@@ -74,6 +77,9 @@ class Risks:
         fault_probability: Prior probability that a point is wrong beyond its covariance.
         odds: Largest odds, after an alarm, of another point being the wrong one. Above them the frame is not used.
         pairs: Pairs of points with a common cause of faults, with its probability.
+        rotation_fault: Prior probability that the given rotation is wrong beyond its covariance.
+        lens_fault: Prior probability that the intrinsics are wrong beyond their covariance.
+        model_fault: Prior probability that the known points are wrong.
         budget: Largest probability of faults that no hypothesis covers; above it levels are infinite. Default:
             ``integrity``.
     """
@@ -83,6 +89,9 @@ class Risks:
     fault_probability: float = 1e-3
     odds: float = 1e-3
     pairs: tuple[tuple[tuple[int, int], float], ...] = ()
+    rotation_fault: float = 0.0
+    lens_fault: float = 0.0
+    model_fault: float = 0.0
     budget: float | None = None
 
     def __post_init__(self) -> None:
@@ -90,6 +99,9 @@ class Risks:
             check_risk(name, getattr(self, name))
         for pair, value in self.pairs:
             check_risk(f"the probability of points {pair}", value)
+        for name in ("rotation_fault", "lens_fault", "model_fault"):
+            if not 0 <= getattr(self, name) < 1:
+                raise HaloposeError(f"{name} must be 0 or more and below 1, got {getattr(self, name)}")
 
     def hypotheses(self, points: int) -> tuple[Mask, Array]:
         """Return which points (G, K) are wrong under each hypothesis, single ones first, and the priors (G,)."""
@@ -104,8 +116,13 @@ class Risks:
         return groups, np.array([self.fault_probability] * points + priors)
 
     def unmonitored(self, points: int) -> float:
-        """Return the probability of three or more faulty points at once, which the levels do not cover."""
-        return comb(points, 3) * self.fault_probability**3
+        """Return the probability of wrong known points, or of three faulty ones at once, which no level covers."""
+        return self.model_fault + comb(points, 3) * self.fault_probability**3
+
+    @property
+    def camera(self) -> Array:
+        """Prior probabilities (2,) of a wrong rotation and of wrong intrinsics."""
+        return np.array([self.rotation_fault, self.lens_fault])
 
 
 @dataclass(frozen=True)
@@ -241,7 +258,10 @@ def _levels(
     points = mask.sum(1)
     count = np.maximum(points, 1)[:, None, None]
     whole = np.sqrt(_along(linear.covariance, axes))[:, None]
-    without = np.sqrt(_along(linear.covariance_without, axes))
+    hypotheses = np.concatenate([linear.covariance_without, linear.covariance_free], axis=1)
+    without = np.sqrt(_along(hypotheses, axes))
+    priors = np.append(priors, risks.camera)
+    used = np.concatenate([used, np.broadcast_to(risks.camera > 0, (len(used), 2))], axis=1)
     covered = used & np.isfinite(without).all(2)
     apart = np.sqrt(np.maximum(np.where(covered[..., None], without, 0.0) ** 2 - whole**2, 0.0))
     single = np.sqrt(-2 * np.log(risks.false_alarm / 2 / count))
@@ -249,7 +269,8 @@ def _levels(
     limit = np.where((np.arange(len(priors)) < mask.shape[1])[:, None], single, total)
     risk, overdrawn = _risk_per_hypothesis(covered, used, priors, points, risks, len(axes))
     share = risk[:, None, None]
-    faulty = limit * apart + _tail(share / priors[:, None]) * np.where(covered[..., None], without, 0.0)
+    tail = _tail(share / np.maximum(priors, 1e-300)[:, None])
+    faulty = limit * apart + tail * np.where(covered[..., None], without, 0.0)
     faulty = np.where(covered[..., None], faulty, 0.0)
     level = np.maximum(_tail(share / 2) * whole, faulty).max(1)
     return np.where(overdrawn[:, None], np.inf, np.nan_to_num(level, nan=np.inf, posinf=np.inf))
@@ -290,7 +311,8 @@ def _exclude(
     rest = (mask[:, None] & ~pairs).reshape(-1, count)
     second = _solve(replace(observations.select(np.repeat(np.arange(frames), len(pairs))), mask=rest))
     solved = used & np.concatenate([np.ones_like(mask), second.converged.reshape(frames, -1)], axis=1)
-    risk, overdrawn = _risk_per_hypothesis(solved, used, priors, mask.sum(1), risks, len(axes))
+    again = replace(risks, model_fault=risks.model_fault + float(risks.camera.sum()))  # no hypothesis any more
+    risk, overdrawn = _risk_per_hypothesis(solved, used, priors, mask.sum(1), again, len(axes))
     position, spread = _separated(each, frames, axes)
     at_best = position[row, best][:, None]
     level = _tail(risk / 2)[:, None] * spread[row, best]

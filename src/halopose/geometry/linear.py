@@ -23,6 +23,8 @@ class Linearisation:
     Attributes:
         covariance: Covariance of the position with all points (N, 3, 3).
         covariance_without: Covariance of the position without each group (N, G, 3, 3).
+        covariance_free: The same with all points, if the camera's rotation is not known after all, and if its
+            intrinsics are not (N, 2, 3, 3); infinite where they are given as exact.
         separation: Change of the position when a group is left out (N, G, 3).
         shares: Decrease of the chi-square when a group is left out (N, G). Without a fault it is chi-square with two
             degrees of freedom per point.
@@ -30,6 +32,7 @@ class Linearisation:
 
     covariance: Array
     covariance_without: Array
+    covariance_free: Array
     separation: Array
     shares: Array
 
@@ -44,7 +47,7 @@ def linearise(observations: Observations, solution: Solution, groups: Mask | Non
     """
     given, mask = observations.R_cam_world, observations.used
     R_cam_world = solution.rotation if given is None else given
-    jacobian, prior = _unknowns(observations, R_cam_world, solution.position)
+    jacobian, prior, free = _unknowns(observations, R_cam_world, solution.position)
     residual = observations.pixels - project_points(
         observations.camera, R_cam_world, solution.position, observations.points
     )
@@ -55,7 +58,8 @@ def linearise(observations: Observations, solution: Solution, groups: Mask | Non
     left = np.where(used[..., 0], (factor @ residual[..., None])[..., 0], 0.0)
     normals = np.swapaxes(rows, -1, -2) @ rows  # (N, K, P, P)
     pulls = (np.swapaxes(rows, -1, -2) @ left[..., None])[..., 0]
-    total, pull = normals.sum(1) + prior, pulls.sum(1)
+    total, pull = normals.sum(1) + np.diag(prior), pulls.sum(1)
+    alone = np.stack([scaled_inverse(total - np.diag(prior * rows)) for rows in free], axis=1)[..., :3, :3]
     left_out = (np.eye(mask.shape[1]) if groups is None else groups).astype(np.float64)
     normals = np.einsum("gk,nkij->ngij", left_out, normals)
     pulls = np.einsum("gk,nki->ngi", left_out, pulls)
@@ -72,28 +76,30 @@ def linearise(observations: Observations, solution: Solution, groups: Mask | Non
     in_use: Mask = np.asarray((mask[:, None] & (left_out > 0)).any(2), dtype=bool)
     separation = np.where(in_use[..., None], moved[..., :3] - step[:, None, :3], 0.0)
     shares = np.where(finite & in_use, np.maximum(shares, 0.0), 0.0)
-    return Linearisation(inverse[:, :3, :3], others[..., :3, :3], separation, shares)
+    alone = np.where(np.array([rows.any() for rows in free])[:, None, None], alone, np.inf)
+    return Linearisation(inverse[:, :3, :3], others[..., :3, :3], alone, separation, shares)
 
 
-def _unknowns(observations: Observations, R_cam_world: Array, p_world: Array) -> tuple[Array, Array]:
-    """Return the Jacobian (N, K, 2, P) by position and scaled error sources, and the prior (P, P)."""
+def _unknowns(observations: Observations, R_cam_world: Array, p_world: Array) -> tuple[Array, Array, list[Mask]]:
+    """Return the Jacobian (N, K, 2, P) by position and scaled error sources, the prior (P,), and which unknowns (P,)
+    are the rotation and which the intrinsics.
+    """
     camera, points = observations.camera, observations.points
     by_pose = pose_jacobian(camera, R_cam_world, p_world, points)
-    parts, free = [by_pose[..., :3]], 3
+    none = by_pose[..., :0]
+    position, turns, lens = by_pose[..., :3], none, none
     if observations.R_cam_world is None:
-        parts, free = [by_pose], 6
+        position = by_pose
     elif observations.attitude_covariance is not None:
         spread = np.broadcast_to(observations.attitude_covariance, (len(observations), 3, 3))
-        parts.append(by_pose[..., 3:] @ root_of(spread)[:, None])
+        turns = by_pose[..., 3:] @ root_of(spread)[:, None]
     if observations.intrinsics_covariance is not None:
         by_lens = intrinsics_jacobian(camera, to_camera(R_cam_world, p_world, points))
-        parts.append(by_lens @ root_of(observations.intrinsics_covariance))
-    if observations.shared is not None:
-        parts.append(observations.shared)
-    jacobian = np.concatenate(parts, axis=-1)
-    prior = np.zeros(jacobian.shape[-1])
-    prior[free:] = 1.0
-    return jacobian, np.diag(prior)
+        lens = by_lens @ root_of(observations.intrinsics_covariance)
+        lens = lens[..., (np.nan_to_num(lens) != 0).any((0, 1, 2))]  # parameters that are exact have no column
+    parts = [position, turns, lens, none if observations.shared is None else observations.shared]
+    kind = np.repeat(np.arange(len(parts)), [part.shape[-1] for part in parts])
+    return np.concatenate(parts, axis=-1), (kind > 0).astype(np.float64), [kind == 1, kind == 2]
 
 
 def root_of(covariance: Array) -> Array:

@@ -24,6 +24,7 @@ from halopose.landing.association import (
 )
 from halopose.landing.frame_buffer import FrameBuffer
 from halopose.landing.landing_settings import TRUTH_RATE, LandingSettings
+from halopose.landing.navigation.fault_priors import FaultPriors
 from halopose.landing.navigation.fusion import FusedTrack, fuse
 from halopose.landing.navigation.motion_model import POSITION, FusionSettings, InitialState
 from halopose.landing.navigation.navigator import NavigationState
@@ -432,6 +433,7 @@ def fusion_settings_for(
         lag=max(FusionSettings.lag, 2 * camera.latency),
         integrity_risk=required.risk,
         patience=required.time_to_alert_s / 3,
+        priors=FaultPriors().with_single("vision", settings.vision_fault),
         **known,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera, Mount, exp_so3
 from halopose.geometry.integrity import Risks
+from halopose.landing.navigation.fault_priors import VISION_FAULT
 from halopose.landing.navigation.sensors import (
     VISION_DRIFT,
     VISION_FLICKER,
@@ -25,6 +26,7 @@ from halopose.landing.world.scenes import Weather, check_weather
 from halopose.types import Array
 
 _EDGES = ((0, 1), (2, 3), (0, 3), (1, 2))  # corners of the near end, the far end, the left and the right edge
+UNSURVEYED = 1e-3  # probability of an error in runway data without a survey; assumed
 TRUTH_RATE = 100.0  # Hz, the rate of the IRS
 
 
@@ -41,6 +43,8 @@ class CameraErrors:
         centre: error of the principal point in pixels.
         clock: common offset of all image time stamps in seconds.
         latency: seconds until the result of an image is available. It is known exactly.
+        mounting_fault: probability that the mounting is wrong beyond that, by any angle; in every flight of the camera.
+        lens_fault: the same of focal length and principal point.
     """
 
     mounting: float = 5e-4
@@ -49,10 +53,12 @@ class CameraErrors:
     centre: float = 0.5
     clock: float = 0.005
     latency: float = 0.1
+    mounting_fault: float = 1e-5
+    lens_fault: float = 1e-5
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not 0 <= value < math.inf:
+            if not 0 <= value < (1 if name.endswith("_fault") else math.inf):
                 raise HaloposeError(f"{name} of the camera should be 0 or more, got {value}")
 
     def intrinsics(self, camera: Camera) -> Array:
@@ -141,6 +147,8 @@ class LandingSettings:
         fault_probability: prior probability of a faulty corner, as in ``geometry.integrity.Risks``.
         edge_probability: prior probabilities that both corners of the near end, the far end, the left and the right
             edge are wrong together. Raise the first where pavement lies before the threshold.
+        runway_fault: prior probability that the data of the runway are wrong: the integrity of surveyed data (ICAO
+            Annex 15 asks for 1e-8 of critical data). ``UNSURVEYED`` is the value for data without a survey.
         requirement: operation whose alert limits and integrity risk apply.
         sensors: sensors on board.
         camera: uncertainty of the camera's calibration.
@@ -166,6 +174,7 @@ class LandingSettings:
     false_alarm: float = 1e-3
     fault_probability: float = 1.2e-3
     edge_probability: tuple[float, float, float, float] = (1e-3, 1e-4, 1e-4, 1e-4)
+    runway_fault: float = 1e-8
     requirement: Operation = "lpv-200"
     sensors: Sensors = field(default_factory=Sensors)
     camera: CameraErrors = field(default_factory=CameraErrors)
@@ -205,6 +214,12 @@ class LandingSettings:
             raise HaloposeError("no attitude sensor on board: solve for the whole pose with --attitude vision")
 
     @property
+    def vision_fault(self) -> float:
+        """Prior probability that vision is wrong in an approach: detector, camera or runway data."""
+        camera = self.camera.mounting_fault + self.camera.lens_fault
+        return VISION_FAULT + camera + self.runway_fault
+
+    @property
     def approach_requirement(self) -> Requirement:
         """Alert limits and integrity risk of the approach."""
         return requirement(self.requirement)
@@ -216,6 +231,9 @@ class LandingSettings:
             integrity=self.approach_requirement.per_frame(frames),
             fault_probability=self.fault_probability,
             pairs=tuple(zip(_EDGES, self.edge_probability, strict=True)),
+            rotation_fault=self.camera.mounting_fault,
+            lens_fault=self.camera.lens_fault,
+            model_fault=self.runway_fault,
             # Faults last as long as what lasts of the errors: that many chances of an uncovered one in an approach.
             budget=self.approach_requirement.risk / max(1.0, frames / self.rate / self.persistence_s),
         )

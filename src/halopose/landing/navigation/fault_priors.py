@@ -8,7 +8,7 @@ is taken from the integrity risk (``unmonitored``), as in ARAIM.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from halopose.geometry.integrity import check_risk
@@ -17,13 +17,14 @@ from halopose.landing.navigation.sensors import SIZES, Source
 Hypothesis = frozenset[Source]
 
 # Assumed, per approach. Nobody has measured these for an installation: set your own.
+VISION_FAULT = 1e-3  # of the detector
 _SINGLE: dict[Source, float] = {
     "gnss": 1e-4,
     "localizer": 1e-5,
     "glide_slope": 1e-5,
     "radio": 1e-3,
     "irs": 1e-5,
-    "vision": 1e-3,
+    "vision": VISION_FAULT,
 }
 _COMMON: dict[Hypothesis, float] = {
     frozenset({"gnss", "localizer"}): 1e-6,
@@ -49,6 +50,10 @@ class FaultPriors:
     def __post_init__(self) -> None:
         for name, value in (*self.single.items(), *self.common.items(), ("threshold", self.threshold)):
             check_risk(f"the fault probability of {name}", value)
+
+    def with_single(self, source: Source, probability: float) -> FaultPriors:
+        """Return the priors with another probability of one source."""
+        return replace(self, single={**self.single, source: probability})
 
     def of(self, hypothesis: Hypothesis) -> float:
         """Probability of a hypothesis; 1 of the empty one."""

@@ -13,7 +13,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.landing.flight import Flight
 from halopose.landing.frame_buffer import FrameBuffer
-from halopose.landing.landing_settings import LandingSettings
+from halopose.landing.landing_settings import UNSURVEYED, LandingSettings
 from halopose.landing.navigation.sensors import GNSS, Measurement
 from halopose.landing.navigation.terrain import OPERATING_AREA_M, Terrain
 from halopose.landing.recordings import replay as replaying
@@ -101,6 +101,8 @@ def open_recording(
         raise HaloposeError("offset auto compares with the attitude: give a log of the attitude")
     opened = open_frames(frames, rate=frame_rate, offset=0.0 if offset == "auto" else offset)
     found = replaying.settings_for(logs, opened.times, settings)
+    if not site.surveyed:
+        found = replace(found, runway_fault=max(found.runway_fault, UNSURVEYED))
     measured = replaying.read_measurements(logs, site, found)
     ground = None if terrain is None else read_terrain(terrain, site)
     judges = None if truth is None else read_log(truth)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -41,6 +41,7 @@ class Site:
         height: its height in metres.
         heading: heading of the x axis in radians from true north.
         note: what to know before relying on it.
+        surveyed: whether the corners are surveyed; those of the table are not.
     """
 
     designator: str
@@ -50,6 +51,7 @@ class Site:
     height: float
     heading: float
     note: str = ""
+    surveyed: bool = True
 
     @property
     def length(self) -> float:
@@ -206,7 +208,7 @@ def from_table(airport: str, designator: str) -> Site:
     note = f"{row['source']}, elevations above sea level"
     if apart > _DOUBTFUL:
         note += f"; its ends are {apart:.0f} m off the published length: give surveyed corners"
-    return _site(wanted, np.concatenate([flat, rise], axis=1), threshold, heading, note)
+    return replace(_site(wanted, np.concatenate([flat, rise], axis=1), threshold, heading, note), surveyed=False)
 
 
 def from_lard(path: Path | str, airport: str, designator: str) -> Site:
