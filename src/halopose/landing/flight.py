@@ -51,7 +51,7 @@ from halopose.types import Array
 Progress = Callable[[str, int, int], None]
 
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 3.0, 3.0, 2.0])  # m and m/s, before the first measurement
-_SHARED = 2e-3  # of the distance: filters nearer than this to the first one see the same
+_SHARED = 5e-3  # of the distance: filters nearer than this to the first one see the same
 _CANDIDATES = 3  # detections that may be an unexpected runway
 _FARTHEST = 15e3  # metres before the threshold from which a runway is seen at most
 _APART = 0.011  # largest time in seconds between an image and its attitude: one sample of the IRS
@@ -420,6 +420,7 @@ def fusion_settings_for(
     }
     if sensors.irs is not None:
         known["irs_rate"] = sensors.irs.rate
+        known["irs_hold"] = max(FusionSettings.irs_hold, 2 / sensors.irs.rate)
     known["vision_bias"] = GaussMarkov((1.0, 1.0, 1.0), settings.persistence_s)
     known["vision_freedom"] = settings.noise_scale_dof
     known["vision_flicker"] = GaussMarkov((1.0, 1.0, 1.0), settings.flicker_s)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halopose.errors import HaloposeError
 from halopose.landing.flight import draw_initial_state, true_trajectory
 from halopose.landing.navigation.fault_priors import FaultPriors
 from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse
@@ -330,3 +331,25 @@ def test_a_late_measurement_that_raises_loses_nothing() -> None:
         navigator.update(DeferredMeasurement(0.2, "vision", broken))
     np.testing.assert_array_equal(navigator.state.position, expected.state.position)
     np.testing.assert_array_equal(navigator.update(_fix(0.4)).position, expected.update(_fix(0.4)).position)
+
+
+def test_a_source_that_stops_is_reported_until_it_is_back() -> None:
+    silent = replace(SLOW, gnss=replace(present(SLOW.gnss), outages=((10.0, 20.0),)))
+    track = flown(sensors=silent)
+    told = np.array(["GNSS stopped" in words for words in track.output.flags])
+    assert told[(TIMES > 12.5) & (TIMES < 19.5)].all()
+    assert not told[(TIMES < 12) | (TIMES > 20.5)].any()
+    assert not track.output.alerted.any()  # the levels say what is left
+
+
+def test_a_reset_starts_again() -> None:
+    navigator, other = (Navigator(InitialState(0.0, [-900.0, 0.0, 60.0], [70.0, 0.0, -3.5], np.eye(6))) for _ in "ab")
+    navigator.update(_fix(0.5))
+    later = InitialState(2.0, [-500.0, 0.0, 40.0], [70.0, 0.0, -3.5], np.eye(6))
+    navigator.reset(later)
+    other.reset(later)
+    for state in (navigator.update(_fix(2.5)), other.update(_fix(2.5))):
+        np.testing.assert_array_equal(state.position, navigator.state.position)
+        assert state.filters.sources == ("gnss",)
+    with pytest.raises(HaloposeError, match="initial state"):
+        navigator.reset(replace(later, position=[0.0]))

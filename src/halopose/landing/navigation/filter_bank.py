@@ -19,7 +19,7 @@ from scipy.special import chdtri
 from halopose.landing.navigation.fault_priors import Hypothesis
 from halopose.landing.navigation.gnss_drift import GnssDriftMonitor
 from halopose.landing.navigation.motion_model import (
-    EYE,
+    FLICKER,
     MOTION,
     POSITION,
     PUSH,
@@ -59,6 +59,7 @@ class FilterBank:
         driven_until: time until which that sample is used.
         gnss_drift: hypotheses of a slow GNSS drift, tested with the innovations of the first filter.
         noise_scale: variance of vision in this flight relative to the stated one.
+        seen_at: time of the last vision fix in seconds.
     """
 
     settings: FusionSettings
@@ -75,6 +76,7 @@ class FilterBank:
     driven_until: float = -math.inf
     gnss_drift: GnssDriftMonitor = field(default_factory=GnssDriftMonitor.none)
     noise_scale: NoiseScale = field(default_factory=lambda: NoiseScale.believed(math.inf))
+    seen_at: float = -math.inf
 
     @classmethod
     def start(cls, initial: InitialState, settings: FusionSettings) -> FilterBank:
@@ -213,11 +215,12 @@ class FilterBank:
         )  # fmt: skip
 
     def corrected(self, innovation: Innovation, chosen: Mask) -> FilterBank:
-        """Update the chosen filters (F,), in Joseph's form, which stays positive definite under rounding."""
+        """Update the chosen filters (F,), in Joseph's form, multiplied out: it holds for every gain."""
         gain = innovation.gain * chosen[:, None, None]
-        rest = EYE - gain @ innovation.jacobian
-        updated = rest @ self.covariances @ np.swapaxes(rest, 1, 2)
-        updated += gain @ innovation.noise @ np.swapaxes(gain, 1, 2)
+        covariances = self.covariances
+        lost = gain @ (innovation.jacobian @ covariances)
+        updated = covariances - lost - np.swapaxes(lost, 1, 2)
+        updated += gain @ innovation.covariance @ np.swapaxes(gain, 1, 2)
         states = self.states + (gain @ innovation.value[..., None])[..., 0]
         settled = (updated + np.swapaxes(updated, 1, 2)) / 2
         return replace(self, states=states, settled=settled, settled_at=self.time)
@@ -240,18 +243,22 @@ class FilterBank:
         return replace(known[0], **parts), measured  # type: ignore[arg-type]
 
     def scaled(self, measurement: Measurement) -> Measurement:
-        """Return a measurement with its white noise scaled by the factor estimated in this flight."""
+        """Return a measurement with the factor of this flight on the part of its error that does not persist."""
         factor = self.noise_scale.value
         if measurement.source != "vision" or factor == 1.0:
             return measurement
-        return replace(measurement, covariance=factor * np.asarray(measurement.covariance))
+        flicker = None if measurement.flicker is None else math.sqrt(factor) * measurement.flicker
+        return replace(measurement, covariance=factor * np.asarray(measurement.covariance), flicker=flicker)
 
     def learnt(self, source: Source, innovation: Innovation) -> FilterBank:
         """Update the estimate of vision's variance with the innovation of the first filter."""
         if source != "vision":
             return self
-        first = innovation.value[0], innovation.covariance[0], innovation.noise[0]
-        return replace(self, noise_scale=self.noise_scale.after(*first))
+        flicker, seconds = innovation.jacobian[0][:, FLICKER], self.settings.vision_flicker.time_constant
+        fresh = 1 - math.exp(-2 * (self.time - self.seen_at) / seconds)
+        noise = innovation.noise[0] + fresh * flicker @ flicker.T
+        scale = self.noise_scale.after(innovation.value[0], innovation.covariance[0], noise)
+        return replace(self, noise_scale=scale, seen_at=self.time)
 
     def renewed(self, states: slice, chosen: Mask, value: float | None, variance: Array) -> FilterBank:
         """Reset some states of the chosen filters (F,) to these values and variances, without correlation to

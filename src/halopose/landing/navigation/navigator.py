@@ -8,7 +8,7 @@ integrity risk shared among the hypotheses. A flag is raised if
 - most measurements of a source over ``patience`` seconds were rejected,
 - the position without some sources is more than ``apart`` standard deviations away for ``confirm`` seconds,
 - a GNSS drift is detected (``gnss_drift``),
-- a source is excluded, or the filter has restarted.
+- a source is excluded, or has stopped (``stale``), or the filter has restarted.
 
 The rule for a source that does not fit:
 
@@ -205,6 +205,7 @@ class _Moment:
         probation: time since which an excluded source has fitted.
         apart: time (22,) since which the position without a source differs.
         flags: flags in words, and until when they hold.
+        arrived: time of the last measurement of each source, and seconds between it and the one before.
     """
 
     filters: FilterBank
@@ -215,6 +216,23 @@ class _Moment:
     probation: dict[Source, float] = field(default_factory=dict)
     apart: Array = field(default_factory=lambda: np.full(_MEMBERS, math.inf))
     flags: dict[str, float] = field(default_factory=dict)
+    arrived: dict[Source, tuple[float, float]] = field(default_factory=dict)
+
+    def hearing(self, source: Source, time: float) -> _Moment:
+        """Note that a source has sent something, used or not."""
+        before = self.arrived.get(source, (time, 0.0))[0]
+        return replace(self, arrived={**self.arrived, source: (time, time - before)})
+
+    @property
+    def stale(self) -> list[Source]:
+        """Sources that have stopped: silent for ``stale`` seconds, and three times as long as before."""
+        now, least = self.filters.time, self.filters.settings.stale
+        over = self.filters.states[0, 0] > 0  # behind the threshold there is no glide slope
+        return [
+            source
+            for source, (last, gap) in self.arrived.items()
+            if now - last > max(least, 3 * gap) and not (source == "glide_slope" and over)
+        ]
 
     def flagged(self, *words: str) -> _Moment:
         if not words:
@@ -250,6 +268,10 @@ class Navigator:
         self._start = float(initial.time)
         self._sources: set[Source] = set()
         self._jumps: dict[Source, float] = {}  # last rejected time stamp of each source
+
+    def reset(self, initial: InitialState) -> None:
+        """Start again from a new initial state, and forget everything."""
+        self.__init__(initial, self.settings)  # type: ignore[misc]
 
     @property
     def settings(self) -> FusionSettings:
@@ -323,7 +345,8 @@ def _place(measurement: Measurement | DeferredMeasurement) -> tuple[float, int]:
 def _stated(moment: _Moment, step: Step | None = None) -> NavigationState:
     words = tuple(text for text, until in moment.flags.items() if until >= moment.filters.time)
     gone = tuple(f"{_name(source)} excluded" for source in moment.probation)
-    return NavigationState(moment.filters, (*gone, *words), words, tuple(moment.probation), step)
+    silent = tuple(f"{_name(source)} stopped" for source in moment.stale)
+    return NavigationState(moment.filters, (*gone, *silent, *words), words, tuple(moment.probation), step)
 
 
 def _name(source: Source) -> str:
@@ -338,6 +361,7 @@ def _names(hypothesis: Hypothesis) -> str:
 def _after(moment: _Moment, given: Measurement | DeferredMeasurement) -> tuple[_Moment, Step]:
     """Return the memory after a measurement that is not older than it."""
     bank, source = moment.filters.moved(given.time), given.source
+    moment = moment.hearing(source, given.time)
     if source == "irs" and isinstance(given, Measurement):
         gone = "irs" in moment.probation
         bank = bank if gone else bank.driven(given)

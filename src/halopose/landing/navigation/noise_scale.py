@@ -1,9 +1,10 @@
 """Estimate the variance of vision in one flight relative to the stated one.
 
 Flights differ more than chance allows: corner errors in one flight are constantly below the stated sigma, in the next
-above it. The factor of the white part is constant within a flight, and has an inverse gamma prior with ``freedom``
-degrees of freedom (measured by ``research.vision_distribution``). Each fix contributes by Fisher scoring of the
-innovation's likelihood in the logarithm of the factor.
+above it. The factor of the part that does not persist is constant within a flight, and has an inverse gamma prior with
+``freedom`` degrees of freedom (measured by ``research.vision_distribution``). Each fix contributes by Fisher scoring of
+the innovation's likelihood in the logarithm of the factor. Only what is new since the last fix counts, so that twice as
+many fixes of errors that last do not say twice as much.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ class NoiseScale:
         return min(max(self.square / (self.freedom - 2), SMALLEST), LARGEST)
 
     def after(self, value: Array, covariance: Array, noise: Array) -> NoiseScale:
-        """Update with an innovation (m,) and its covariance (m, m), of which ``noise`` (m, m) is white and has the
-        factor.
+        """Update with an innovation (m,) and its covariance (m, m), of which ``noise`` (m, m) is new, with the factor.
 
         The derivative of the log-likelihood by the factor's logarithm is half of x' S^-1 R S^-1 x - tr(S^-1 R); its
         information is half of tr((S^-1 R)^2). A fix with an uncertain prediction therefore says little about its own
