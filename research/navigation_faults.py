@@ -499,7 +499,7 @@ def consistency_report(known: dict[str, list[Outcome]]) -> None:
         )
     bounds = consistency(np.full(len(next(iter(known.values()))), 3.0), 3).mean_bounds
     head = [
-        "images per second and sensors", "flights", "NEES (3)",
+        "images", "flights", "NEES (3)",
         f"instants within {bounds[0]:.2f} to {bounds[1]:.2f}, and each", "NIS over expected (95 % bounds)",
     ]  # fmt: skip
     say(markdown(head, rows))
@@ -569,14 +569,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after these; a rerun goes on")
     parser.add_argument("--stanford", type=Path, help="draw the Stanford diagrams to this svg file")
-    parser.add_argument("--only", default="", help="only faults whose name has this in it")
+    parser.add_argument("--only", default="", help="only faults or rates whose name has this in it")
     parser.add_argument("--consistency", action="store_true", help="NEES and NIS without faults, at several rates")
     given = parser.parse_args()
     if given.consistency:
         every = [(rate, alone) for rate in RATES for alone in (False, True)]
         wanted = {
-            f"{rate:g}{', vision and IRS' if alone else ', all sensors'}": (Case("no fault", alone=alone), rate, 24)
+            name: (Case("no fault", alone=alone), rate, 24)
             for rate, alone in every
+            if given.only in (name := f"{rate:g} Hz, {'vision and IRS' if alone else 'all sensors'}")
         }
         consistency_report(run(wanted, given.work / "navigation-consistency", given))
         return
