@@ -295,7 +295,7 @@ def test_a_camera_that_is_wrong_stays_within_the_levels_that_allow_for_it(fault:
         camera, CORNERS, pixels, covariance, turned, 7e-4**2 * np.eye(3), intrinsics_covariance=lens
     )
     plain, wide = (
-        assess(observations, risks=Risks(integrity=1e-2, **{f"{fault}_fault": prior})) for prior in (0.0, 1e-3)
+        assess(observations, risks=replace(Risks(integrity=1e-2), **{f"{fault}_fault": prior})) for prior in (0.0, 1e-3)
     )
     error = np.abs(wide.solution.position - place)[wide.trusted]
     assert len(error) > 10

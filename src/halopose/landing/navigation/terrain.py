@@ -17,6 +17,7 @@ from halopose.types import Array, Mask
 LONGEST_GAP_M = 200.0  # between two points of a profile; the ground of a longer gap is not known
 OPERATING_AREA_M = 300.0  # level ground before a threshold, for radio altimeters (ICAO Annex 14, 3.8)
 _FARTHEST_M = 30e3  # of level ground
+_ABOUT = np.linspace(-2.0, 2.0, 9)  # standard deviations of a position along the runway, in which ground must be known
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,20 +76,23 @@ class Terrain:
             positions: positions (N, 3) in runway axes.
             along_sigma: their standard deviations (N,) along the runway.
         """
-        x, far = positions[:, 0], 2 * along_sigma
-        straight = np.abs(self.at(x + far)[0] + self.at(x - far)[0] - 2 * self.at(x)[0]) / 2 <= self.at(x)[2]
+        x = positions[:, 0]
+        away = along_sigma[:, None] * _ABOUT
+        height, slope, sigma = self.at(x)
+        expected = height[:, None] + slope[:, None] * away
+        straight = np.abs(self.at(x[:, None] + away)[0] - expected).max(1) <= sigma
         near = np.abs(positions[:, 1]) <= self.side
-        return np.asarray(straight & near & self._inside(x - far) & self._inside(x + far) & self._inside(x), dtype=bool)
+        return np.asarray(straight & near & self._inside(x[:, None] + away).all(1), dtype=bool)
 
     def _inside(self, along: Array) -> Mask:
-        """Return whether distances (N,) are between two points of the profile that are near each other."""
+        """Return whether distances are between two points of the profile that are near each other."""
         after = np.searchsorted(self.along, along)
         inside = (after > 0) & (after < len(self.along))
         after = np.clip(after, 1, len(self.along) - 1)
         return np.asarray(inside & (self.along[after] - self.along[after - 1] <= LONGEST_GAP_M), dtype=bool)
 
     def at(self, along: Array) -> tuple[Array, Array, Array]:
-        """Return height, slope and standard deviation (N,) of the ground at distances (N,) along the runway axis."""
+        """Return height, slope and standard deviation of the ground at distances of any shape along the runway axis."""
         after = np.clip(np.searchsorted(self.along, along), 1, len(self.along) - 1)
         start, rise = self.along[after - 1], self.height[after] - self.height[after - 1]
         slope = rise / (self.along[after] - start)
