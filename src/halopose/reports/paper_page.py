@@ -83,11 +83,20 @@ def paper_page(study: PaperStudy, pictures: Sequence[str] = ()) -> PaperPage:
         f"{study.model}. Heads from {study.images:,} training images. Scored on {counts}, which neither heads nor "
         "calibration have seen: detections that match an annotated object with OKS >= 0.5, labelled keypoints.",
         f"Preset: {scores.preset or 'none'}. Departures from the paper: {'; '.join(study.departures) or 'none'}.",
+        *_about_given(study.given),
         "± is half the width of a 95 % interval by bootstrap over images; in tables 3 to 5 over images and "
         f"{study.ablation[0].seeds if study.ablation else 0} seeds. Numbers in italics are the paper's, for "
         "YOLO-NAS-Pose on COCO. ACE, ENCE, NLL and AKP depend on data and base model: compare the order of rows.",
     ]
     return PaperPage(f"The paper's tables and figures: {study.model}", about, list(_items(study, pictures)))
+
+
+def _about_given(given: Scores | None) -> list[str]:
+    """Sentence on the given artifact; none without one."""
+    if given is None:
+        return []
+    counts = f"{given.matched_instances:,} objects of {given.images:,} images"
+    return [f"Given artifact: scored on {counts}. Its departures: {'; '.join(given.departures or ()) or 'none'}."]
 
 
 def _items(study: PaperStudy, pictures: Sequence[str]) -> Iterator[PaperItem]:
@@ -158,8 +167,7 @@ def _sets(study: PaperStudy) -> list[tuple[str, Scores]]:
     """Scores of this run, with their titles."""
     found = [("here, trained in this run", study.fitted)]
     if study.given is not None:
-        preset = study.given.preset or "no"
-        found.append((f"here, given artifact ({preset} preset)", study.given))
+        found.append(("here, given artifact", study.given))
     return found
 
 
