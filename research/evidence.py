@@ -6,8 +6,8 @@
 The numbers of a section come from the commands in its code, or else from those of the sections above it, or the first
 of the page. The commit is the last one that changed the section. Commands name data by relative paths
 (`coco-pose/data.yaml`, `work/`): put links to the data into the folder. A command that has finished is not repeated;
-its output is in `folder/logs/`. `--only persons` runs the commands of one page. `research.paper_pages` copies the output
-of `halopose paper` into `paper-*.md`. Tables of the other pages are copied by hand.
+its output is in `folder/logs/`. `--only persons` runs the commands of one page. `research.paper_pages` copies the
+output of `halopose paper` into `paper-*.md`. Tables of the other pages are copied by hand.
 """
 
 from __future__ import annotations
