@@ -1,9 +1,14 @@
-"""What uncertainty costs outside PyTorch: our exported model against the framework's own export."""
+"""What uncertainty costs outside PyTorch: our exported model against the framework's own export.
+
+python -m benchmarks.export --batch 8      the graphs alone, by time of the processor
+"""
 
 from __future__ import annotations
 
+import argparse
 import copy
 import tempfile
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +22,7 @@ import ultralytics
 from torch import nn
 
 from benchmarks.interleave import Comparison, compare
-from halopose.deploy import onnx_file
+from halopose.deploy import exporting, onnx_file
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
@@ -30,7 +35,9 @@ PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
 SIZE = 640
 
 
-def ultralytics_onnx(model: nn.Module, folder: Path, end2end: bool | None = None, size: int = SIZE) -> Path:
+def ultralytics_onnx(
+    model: nn.Module, folder: Path, end2end: bool | None = None, size: int = SIZE, opset: int | None = None
+) -> Path:
     """Export a model by Ultralytics itself, for any batch and image size."""
     from ultralytics import YOLO
     from ultralytics.utils import DEFAULT_CFG_DICT
@@ -42,7 +49,13 @@ def ultralytics_onnx(model: nn.Module, folder: Path, end2end: bool | None = None
     threads = torch.get_num_threads()
     try:
         path = framework.export(
-            format="onnx", dynamic=True, simplify=False, imgsz=size, device="cpu", nms=False if end2end else None
+            format="onnx",
+            dynamic=True,
+            simplify=False,
+            imgsz=size,
+            device="cpu",
+            nms=False if end2end else None,
+            opset=opset,
         )
     finally:
         torch.set_num_threads(threads)
@@ -105,3 +118,41 @@ def compare_export(rounds: int = 40) -> tuple[Comparison, Comparison, Comparison
         bare = without_factors(ultralytics_onnx(load_model(str(find_base()), unsafe=False), folder), models[0])
     topk, dense = (compare(lambda: bare.detect(image), partial(m.predict, image), rounds) for m in models)
     return topk, dense, compare(lambda: pose.predict(image), lambda: models[0].predict(image), rounds)
+
+
+def print_graphs(batch: int, rounds: int) -> None:
+    """Print the median ratio of the processor's time for the graphs alone, on one thread, run in turns."""
+    pose = UncertainPose.load_base(find_base(), shipped_artifact())
+    with tempfile.TemporaryDirectory() as name:
+        paths = {"framework": ultralytics_onnx(load_model(str(find_base()), unsafe=False), Path(name))}
+        for form in onnx_file.ExportSettings("topk"), onnx_file.ExportSettings("end2end"):
+            paths[form.form] = Path(name) / f"{form.form}.onnx"
+            onnx_file.write_model(exporting.export_model(pose.host, pose.artifact, form), paths[form.form])
+        facts = predict.Model(str(paths["topk"])).facts
+        pixels, box = predict.prepare(cv2.imread(str(PHOTOGRAPH)), facts, SIZE)
+        letterbox = np.array([[*box.gain, *box.pad, box.shape[1], box.shape[0]]], np.float32)
+        given = {"images": np.repeat(pixels[None], batch, 0), "letterbox": np.repeat(letterbox, batch, 0)}
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        sessions = {
+            form: onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            for form, path in paths.items()
+        }
+        times: dict[str, list[float]] = {form: [] for form in paths}
+        for _ in range(rounds + 1):
+            for form, session in sessions.items():
+                began = time.process_time()
+                session.run(None, {value.name: given[value.name] for value in session.get_inputs()})
+                times[form].append(time.process_time() - began)
+    measured = {form: np.array(values[1:]) for form, values in times.items()}
+    for form, values in measured.items():
+        ratio = np.median(values / measured["framework"])
+        print(f"batch {batch}: {form:10} {1000 * np.median(values):7.1f} ms, {ratio:.3f} of the framework's export")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=40)
+    chosen = parser.parse_args()
+    print_graphs(chosen.batch, chosen.rounds)

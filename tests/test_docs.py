@@ -31,6 +31,7 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for place in PLACES
     for path in sorted(ROOT.glob(place))
+    if "node_modules" not in path.parts
 }
 COMMANDS: dict[str, Any] = vars(get_command(app))["commands"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

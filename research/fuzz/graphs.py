@@ -32,7 +32,7 @@ OPERATORS = (
 METADATA = ("", "[]", "{}", "[17]", "[3, 3]", "[-1, 2]", "nan", "{0: 1}", "'" * 3000, "(" * 500)
 PROPERTIES = [
     *("input", "output", "opset", "metadata", "kpt_shape", "damaged", "initializer", "features", "node", "tensor"),
-    *("channels", "version", "acyclic"),
+    *("channels", "version", "acyclic", "no graph"),
 ]
 
 

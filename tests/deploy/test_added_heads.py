@@ -41,12 +41,24 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             return onnx_files.in_half_precision(export("11"), folder / "half.onnx")
         if name == "11 transposed":
             return onnx_files.transposed(export("11"), folder / "transposed.onnx")
-        return onnx_files.framework_onnx(name, folder, size_of(name))
+        if name == "11 external":
+            return onnx_files.with_external_data(export("11"), folder / "external.onnx")
+        if name == "11 eight bits":
+            images = np.random.default_rng(0).uniform(size=(2, 3, SIZE, SIZE)).astype(np.float32)
+            return onnx_files.in_eight_bits(export("11"), folder / "eight.onnx", images)
+        kind, _, opset = name.partition(" opset ")
+        return onnx_files.framework_onnx(kind, folder, size_of(kind), int(opset) if opset else None)
 
     return export
 
 
-@pytest.mark.parametrize("name", ["11", "26-one-to-one", "nas", "11 fixed", "11 half", "11 transposed"])
+NAMES = (
+    *("11", "v8 opset 11", "12 opset 21", "26-one-to-one", "nas"),
+    *("11 fixed", "11 half", "11 eight bits", "11 transposed", "11 external"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_file_is_untouched_and_covariances_equal_those_of_the_package(
     name: str, file_of: Callable[[str], Path], tmp_path: Path
 ) -> None:

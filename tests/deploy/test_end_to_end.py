@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 from halopose.deploy.deployed_model import Deployed
 from halopose.deploy.exporting import export_model
@@ -53,3 +54,33 @@ def test_detections_equal_those_of_the_topk_form(kind: str, family: Family, tmp_
         models[1].predict(photograph("bus.jpg"), 0.1, family=family)
     with pytest.raises(HaloposeError, match="as topk"):
         Deployed(tmp_path / "end2end.onnx")
+
+
+def test_images_of_a_batch_of_eight_do_not_see_each_other(tmp_path: Path) -> None:
+    host = host_of("11")
+    settings = ExportSettings("end2end", TOPK, None, DetectionSettings(0.3, 0.6, "gaussian"))
+    model = predict.Model("", *_opened(export_model(host, artifact_for(host, imgsz=SIZE), settings), tmp_path))
+    placed = [
+        predict.prepare(photograph(name)[shift:, shift:], model.facts, SIZE)
+        for name in ("bus.jpg", "zidane.jpg")
+        for shift in (0, 40, 80, 120)
+    ]
+    room = max(pixels.shape[1] for pixels, _ in placed), max(pixels.shape[2] for pixels, _ in placed)
+    batch = np.full((8, 3, *room), 114 / 255, np.float32)
+    for image, (pixels, _) in zip(batch, placed, strict=True):
+        image[:, : pixels.shape[1], : pixels.shape[2]] = pixels
+    boxes = np.array([[*box.gain, *box.pad, box.shape[1], box.shape[0]] for _, box in placed], np.float32)
+    whole = model.run(batch, boxes)
+    assert set(whole["image"]) == set(range(8))
+    for number in range(8):
+        alone = model.run(batch[number : number + 1], boxes[number : number + 1])
+        own = whole["image"] == number
+        assert own.sum() == len(alone["scores"])
+        for name in ("boxes", "keypoints", "covariance"):
+            assert np.allclose(whole[name][own], alone[name], atol=1e-2, rtol=1e-3), name
+
+
+def _opened(model: ModelProto, folder: Path) -> tuple[predict.Run, predict.Facts]:
+    write_model(model, folder / "model.onnx")
+    opened = predict.Model(str(folder / "model.onnx"))
+    return opened.run, opened.facts

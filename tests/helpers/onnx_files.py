@@ -15,12 +15,12 @@ from benchmarks.export import libreyolo_onnx, ultralytics_onnx
 from tests.helpers.models import pose_model, wants_end2end
 
 
-def framework_onnx(kind: str, folder: Path, size: int) -> Path:
+def framework_onnx(kind: str, folder: Path, size: int, opset: int | None = None) -> Path:
     """Export of ``pose_model(kind)`` by its framework, for any batch and any input size (YOLO-NAS: one size)."""
     folder.mkdir(parents=True, exist_ok=True)
     if kind == "nas":
         return libreyolo_onnx(pose_model(kind), folder, size)
-    return ultralytics_onnx(pose_model(kind), folder, wants_end2end(kind), size)
+    return ultralytics_onnx(pose_model(kind), folder, wants_end2end(kind), size, opset)
 
 
 def with_nms(kind: str, folder: Path, size: int = 96) -> Path:
@@ -56,6 +56,12 @@ def with_fixed_input(path: Path, target: Path, batch: int, size: int) -> Path:
             side.ClearField("dim_value")
             side.dim_param = side.dim_param or "free"
     onnx.save(model, target)
+    return target
+
+
+def with_external_data(path: Path, target: Path) -> Path:
+    """The same file with its weights in another file."""
+    onnx.save(onnx.load(path), target, save_as_external_data=True, size_threshold=0, location=f"{target.name}.data")
     return target
 
 
