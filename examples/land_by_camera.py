@@ -6,8 +6,8 @@ python examples/land_by_camera.py
 # %% [markdown]
 # # Land
 #
-# Keypoints of a runway are its four corners. With their covariances a camera image gives the position of the aircraft,
-# with a covariance of its own. A filter fuses it with GNSS, ILS, radio altimeter and inertial sensors. You need
+# Keypoints of a runway are its four corners. With their covariances a camera image gives the position of the aircraft
+# and its covariance. A filter fuses it with GNSS, ILS, radio altimeter and inertial sensors. You need
 # `pip install ./models '.[ultralytics,landing]'` in a clone. The world is simulated; nothing here has flown.
 #
 # ## Fly

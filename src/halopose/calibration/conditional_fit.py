@@ -1,9 +1,9 @@
 """Calibration for detections matched by OKS and by box at once, with a feature-conditional scale.
 
-True positives by OKS leave out detections whose keypoints are far off; a user cannot. A Student-t fitted on the first
-is too narrow for the second, and both are too narrow for occluded keypoints. The fit maximises the likelihood on
-the union of both, and adds the squared coverage error of groups that only annotated images know: matches by OKS,
-occluded keypoints, kept keypoints, small objects, and the 95 % and 99 % ellipses of matches by box. Prediction needs
+True positives by OKS leave out detections whose keypoints are far off; a user cannot. A Student-t fitted on matches by
+OKS is too narrow for matches by box, and both are too narrow for occluded keypoints. The fit maximises the likelihood
+on the union of both. It adds the squared coverage error of groups that need annotations: matches by OKS, occluded
+keypoints, kept keypoints, small objects, and the 95 % and 99 % ellipses of matches by box. Prediction needs
 none of these groups: the scale depends on ``uncertainty.conditional_scale.INPUTS``.
 """
 

@@ -1,9 +1,10 @@
 """Conformal regions: radii with a coverage guarantee for any distribution.
 
-Keypoints of one image are dependent, so images are the samples. With n images the scores of an image share the weight 1
-/ (n + 1), the last share lies at infinity, and the radius is a quantile of this distribution (hierarchical conformal
+Keypoints of one image are dependent, so images are the samples. With n images the scores of an image share the weight
+1 / (n + 1), and the last share lies at infinity. The radius is a quantile of this distribution (hierarchical conformal
 prediction). A random keypoint of a new image is then in its region with at least the stated probability, on average
-over calibrations, if the new image is exchangeable with those of calibration and the detection matches an object.
+over calibrations. Conditions: the new image is exchangeable with those of calibration, and the detection matches an
+object.
 Distances are taken under the dispersion before calibration, so values fitted on the same images do not enter.
 """
 

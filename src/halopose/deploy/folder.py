@@ -38,7 +38,7 @@ def write_folder(folder: Path | str, model: ModelProto, artifact: Artifact) -> N
 
 
 def describe(model: ModelProto, artifact: Artifact) -> str:
-    """README of a deployed folder: inputs, outputs and how to run the model."""
+    """Return the README of a deployed folder: inputs, outputs and how to run the model."""
     facts = read_facts(model, "the model")
     colour = "BGR" if facts.layout == "yolonas" else "RGB"
     rows = [

@@ -38,7 +38,12 @@ RUNTIME = (  # libraries for WASM and WebGPU with their binaries
 
 
 def write_page(folder: Path | str, model: ModelProto) -> None:
-    """Write page, model, metadata and ONNX Runtime into a folder."""
+    """Write page, model, metadata and ONNX Runtime into a folder.
+
+    Args:
+        folder: Folder to write.
+        model: Model of ``onnx_file.build``.
+    """
     runtime = unpacked(runtime_package())
     folder = make_folder(folder)
     for name in PAGE:
@@ -50,7 +55,7 @@ def write_page(folder: Path | str, model: ModelProto) -> None:
 
 
 def runtime_package() -> bytes:
-    """ONNX Runtime's npm package in the pinned version, from the cache or from npm; its hash is checked."""
+    """Return the pinned npm package of ONNX Runtime, from the cache or from npm; its hash is checked."""
     path = cache_folder() / PACKAGE
     if path.is_file() and _sound(path.read_bytes()):
         return path.read_bytes()
@@ -80,7 +85,7 @@ def _sound(content: bytes) -> bool:
 
 
 def unpacked(content: bytes) -> dict[str, bytes]:
-    """Files of the package that the page needs, by name."""
+    """Return the files of the package that the page needs, by name."""
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         files = {name: archive.extractfile(f"package/dist/{name}") for name in RUNTIME}
         return {name: file.read() for name, file in files.items() if file is not None}

@@ -178,7 +178,7 @@ def train_heads(
     """
     for store in stores:
         store.check(host)
-    with torch.random.fork_rng(devices=[]):  # leaves the caller's generators as they are
+    with torch.random.fork_rng(devices=[]):  # restores the caller's generator
         torch.default_generator.manual_seed(settings.train.seed)
         heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count, settings.head)
     report = None

@@ -180,7 +180,7 @@ class Host(ABC):
     fingerprints: tuple[str, ...]
     description: str
 
-    is_file: bool = False  # whether the model is a deployed file, which stays as it is
+    is_file: bool = False  # whether the model is a deployed file, which is not changed
     half: bool = False  # whether ``use_half`` was called
 
     @property

@@ -26,6 +26,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "models": (("halopose_models",), "the shipped heads and runway detectors (AGPL-3.0)"),
     "yolonas": (("libreyolo",), "YOLO-NAS-Pose"),
     "onnx": (("onnx", "onnxruntime"), "export, and prediction with exported models"),
+    "openvino": (("openvino",), "prediction with --runtime openvino"),
     "plot": (("matplotlib",), "figures for papers"),
     "landing": (("matplotlib",), "pictures and films of a landing"),
     "recordings": (("pymap3d", "mcap", "rosbags"), "recorded approaches: ROS bags, MCAP, WGS84"),

@@ -138,7 +138,7 @@ def read_samples(archive: Place, suffixes: set[str], labels: bool = True) -> Ite
         with _stream(archive) as stream:
             length = stream.seek(0, os.SEEK_END)
             stream.seek(0)
-            opened = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115  closes nothing but the stream
+            opened = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115  closes only the stream
             for entry in opened:
                 suffix = PurePosixPath(entry.name).suffix.lower()
                 if suffix not in suffixes and not (labels and suffix == LABELS):
