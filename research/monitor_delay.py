@@ -1,8 +1,8 @@
 """Figures of docs/evidence/other-tools.md: false alarms and detection delay of the calibration monitor.
 
     python -m research.monitor_delay
-    halopose world -o world/ --images 330 --seed 778
-    halopose world -o fog/ --weather fog --images 200 --seed 777
+    halopose world -o world/ --images 210 --seed 778
+    halopose world -o fog/ --weather fog --images 70 --seed 777
     python -m research.monitor_delay world/ fog/ --footage runway-real/
 
 Without folders: simulated streams, compared with MAPIE's jumper martingale. With folders, streams are drawn from the
