@@ -105,7 +105,8 @@ def _items(study: PaperStudy, pictures: Sequence[str]) -> Iterator[PaperItem]:
     note = "Left: all keypoints. Right: kept keypoints. Lines end at the annotated keypoint; numbers are NLL."
     if pictures:
         yield PaperItem("Figures 3 and 6", "Example predictions before and after pruning", note, pictures=pictures)
-    yield PaperItem("Table 1", "Core metrics", "Floor: highest ACE of perfect calibration in 95 % of random samples of images.", _core(study))
+    floor = "Floor: highest ACE of perfect calibration in 95 % of random samples of images."
+    yield PaperItem("Table 1", "Core metrics", floor, _core(study))
     yield PaperItem(
         "Figure 4",
         "Calibration diagnostics",
