@@ -103,7 +103,8 @@ def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any],
     """Simulated, written as film, yaml, json and csv, and flown again from those with the same detections."""
     there = tmp_path / "approach"
     simulated, _ = land("simulate", "--record", there)
-    files = [item for name in ("gnss", "ils", "radio", "irs", "truth") for item in (f"--{name}", there / f"{name}.csv")]
+    names = ("gnss", "ils", "radio", "irs", "terrain", "truth")
+    files = [item for name in names for item in (f"--{name}", there / f"{name}.csv")]
     named = (
         "--camera",
         there / "camera.yaml",
@@ -118,6 +119,7 @@ def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any],
     last = [log["frames"][-1]["fused"]["position"] for log in (simulated, recorded)]
     np.testing.assert_allclose(last[1], last[0], atol=3.0)  # it begins elsewhere: at the first GNSS fixes
     assert "positions.csv" in printed
+    assert "no terrain profile" not in printed
     with (tmp_path / "positions.csv").open(newline="") as file:
         assert all(37.5 < float(row["latitude_deg"]) < 37.7 for row in csv.DictReader(file))
 

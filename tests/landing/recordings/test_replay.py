@@ -12,7 +12,7 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import Mount
 from halopose.landing.association import as_pose_distributions
 from halopose.landing.flight import SimulatedFlight, draw_initial_state, simulate_sensors
-from halopose.landing.landing_settings import CameraErrors, LandingSettings
+from halopose.landing.landing_settings import UNSURVEYED, CameraErrors, LandingSettings
 from halopose.landing.navigation.sensors import in_order
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.frames import open_frames
@@ -215,6 +215,16 @@ def test_impossible_recordings_are_refused(recorded: Recorded, change: dict[str,
     with pytest.raises(HaloposeError, match=words) as caught:
         recorded.again(**change)
     assert "\n" not in str(caught.value)
+
+
+def test_a_runway_without_a_survey_leaves_single_frames_without_a_level(recorded: Recorded) -> None:
+    """Wrong runway data are not noticed in a frame, and those of the table are too likely to be wrong."""
+    assert recorded.site.surveyed
+    assert not read_runway("KSFO/28R").surveyed
+    for prior, words in ((recorded.settings.runway_fault, False), (UNSURVEYED, True)):
+        again = recorded.again(settings=replace(recorded.settings, runway_fault=prior))
+        assert np.isinf(again.vision_fixes.levels).all() == words
+        assert ("infinite" in to_text(summarise(again))) == words
 
 
 def test_a_wrong_height_datum_and_a_magnetic_heading_are_named(recorded: Recorded) -> None:
