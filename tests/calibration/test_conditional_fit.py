@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from halopose.calibration.calibrators import StudentTCalibration
-from halopose.calibration.conditional_fit import ConditionalSample, fit_scale, fit_tails
+from halopose.calibration.conditional_fit import OCCLUDED_FIRST, ConditionalSample, fit_scale, fit_tails
 from halopose.uncertainty.conditional_scale import INPUTS, ConditionalScale
 
 ROWS, KEYPOINTS = 600, 2
@@ -61,3 +61,15 @@ def test_kept_and_pruned_keypoints_get_a_distribution_each() -> None:
     assert (parts.kept.tau_ < parts.pruned.tau_).all()
     assert (parts.kept.nu_ > 2).all()
     assert torch.equal(whole.moment_tau_, like.moment_tau_)
+
+
+def test_occluded_keypoints_of_all_matches_come_first_if_their_group_has_weight() -> None:
+    known, fresh = sample(0), sample(1)
+    errors = []
+    for weights in ({}, OCCLUDED_FIRST):
+        scale = fit_scale(known, known.inputs[..., 2] > -0.5, weights)
+        scaled = [each.scaled(log_scale(scale, each.inputs)) for each in (known, fresh)]
+        whole, _ = fit_tails(scaled[0], np.ones((ROWS, KEYPOINTS), bool), StudentTCalibration(KEYPOINTS), weights)
+        held = [coverage(whole, scaled[1].distance, level, fresh.occluded) - level for level in (0.5, 0.8)]
+        errors.append(float(np.abs(held).mean()))
+    assert errors[1] < min(errors[0], 0.05)

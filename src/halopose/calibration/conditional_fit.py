@@ -9,12 +9,13 @@ none of these groups: the scale depends on ``uncertainty.conditional_scale.INPUT
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit
 from torch import Tensor
 
 from halopose.calibration.calibrators import StudentTCalibration
@@ -25,7 +26,13 @@ from halopose.uncertainty.conditional_scale import INPUTS, KNOTS, ConditionalSca
 FEWEST_OBJECTS = 400  # with fewer the groups are too small, and calibration is by OKS alone
 BOX_ONLY_WEIGHT = 0.5  # of detections that match by box alone, in the likelihood
 CENSORED = 0.97  # residuals beyond this level count in the likelihood as outside of it, however far
-GROUP_WEIGHTS = {"oks": 4.0, "occluded": 2.0, "kept": 2.0, "small": 1.0}
+GROUP_WEIGHTS = {"oks": 4.0, "occluded by oks": 2.0, "kept": 2.0, "small by oks": 1.0}
+# Occluded keypoints matched by box come first; what it costs is in docs/evidence/calibration-by-match.md.
+OCCLUDED_FIRST = {
+    **GROUP_WEIGHTS, "occluded by box": 8.0, "small by box": 1.0, "score": 0.4,
+    "keypoint by oks": 1.0, "keypoint by box": 1.0,
+}  # fmt: skip
+SCORE_EDGES = (0.25, 0.5, 0.75)  # detection scores that separate groups of matches by OKS
 BOX_LEVELS = {0.95: 1.0, 0.99: 1.0}  # of matches by box, with weights
 _PENALTY = 50.0  # nats a keypoint for a mean squared coverage error of 1
 _RIDGE, _KEYPOINT_RIDGE = 20.0, 4.0  # of the scale's weights, and of keypoints towards their mean
@@ -71,8 +78,16 @@ class ConditionalSample:
         return replace(self, distance=self.distance * np.exp(-2 * log_scale))
 
 
-def fit_scale(sample: ConditionalSample) -> ConditionalScale:
-    """Fit the feature-conditional scale, together with a Student-t for each keypoint, which is not returned."""
+def fit_scale(
+    sample: ConditionalSample, keep: Array | None = None, weights: Mapping[str, float] = GROUP_WEIGHTS
+) -> ConditionalScale:
+    """Fit the feature-conditional scale, together with Student-t distributions, which are not returned.
+
+    Args:
+        sample: Detections under dispersions without a scale.
+        keep: Keypoints (N, K) that pruning keeps; they and the others have a Student-t each. Default: one for all.
+        weights: Weights of the groups' coverage errors.
+    """
     inputs, seen = sample.inputs, sample.labelled
     rows = [inputs[seen[:, k], k, 0] for k in range(seen.shape[1])]
     typical = float(np.median(inputs[..., 0][seen]))
@@ -80,7 +95,8 @@ def fit_scale(sample: ConditionalSample) -> ConditionalScale:
     centred = ConditionalScale(centre, torch.empty(0), torch.empty(0)).centred(torch.from_numpy(inputs))
     knots = _stored(np.quantile(centred.numpy()[seen], _QUANTILES, axis=0).T)
     basis = scale_basis(centred, knots).reshape(*seen.shape, -1).numpy()
-    fitted = _fit(sample, np.zeros(seen.shape, dtype=np.int64), basis)
+    group = np.zeros(seen.shape, dtype=np.int64) if keep is None else np.where(keep, 0, 1)
+    fitted = _fit(sample, group, basis, weights=weights)
     return ConditionalScale(centre, knots, torch.from_numpy(fitted.weights.reshape(len(INPUTS), KNOTS - 1)))
 
 
@@ -90,7 +106,7 @@ def _stored(values: Array) -> Tensor:
 
 
 def fit_tails(
-    sample: ConditionalSample, keep: Array, like: StudentTCalibration
+    sample: ConditionalSample, keep: Array, like: StudentTCalibration, weights: Mapping[str, float] = GROUP_WEIGHTS
 ) -> tuple[StudentTCalibration, SplitStudentT | None]:
     """Student-t calibrations of all keypoints, and of kept and pruned ones.
 
@@ -98,11 +114,12 @@ def fit_tails(
         sample: Detections under dispersions that have their scale already.
         keep: Keypoints (N, K) that pruning keeps.
         like: Calibration of the same dispersions, whose covariance and sample counts are taken over.
+        weights: Weights of the groups' coverage errors.
     """
-    whole = _student(_fit(sample, np.zeros(keep.shape, dtype=np.int64)), 0, like)
+    whole = _student(_fit(sample, np.zeros(keep.shape, dtype=np.int64), weights=weights), 0, like)
     if not (sample.labelled & keep).any() or not (sample.labelled & ~keep).any():
         return whole, None
-    fitted = _fit(sample, np.where(keep, 0, 1), kept=keep)
+    fitted = _fit(sample, np.where(keep, 0, 1), kept=keep, weights=weights)
     return whole, SplitStudentT(_student(fitted, 0, like), _student(fitted, 1, like))
 
 
@@ -126,7 +143,14 @@ def _student(fitted: _Fitted, group: int, like: StudentTCalibration) -> StudentT
 class _Objective:
     """Negative log-likelihood plus penalties on the coverage error of groups, as a function of the parameters."""
 
-    def __init__(self, sample: ConditionalSample, group: Array, basis: Array | None, kept: Array | None) -> None:
+    def __init__(
+        self,
+        sample: ConditionalSample,
+        group: Array,
+        basis: Array | None,
+        kept: Array | None,
+        weights: Mapping[str, float],
+    ) -> None:
         instance, keypoint = np.nonzero(sample.labelled)
         self.keypoint = torch.from_numpy(keypoint)
         self.group = torch.from_numpy(group[instance, keypoint])
@@ -137,11 +161,20 @@ class _Objective:
             self.basis = torch.from_numpy(basis[instance, keypoint])
         by_oks, by_box = sample.by_oks[instance], sample.by_box[instance]
         self.weight = torch.from_numpy(np.where(by_box & ~by_oks, BOX_ONLY_WEIGHT, 1.0))
-        masks = {"oks": by_oks, "occluded": by_oks & sample.occluded[instance, keypoint]}
-        masks["small"] = by_oks & sample.small[instance]
+        masks = {"oks": by_oks}
+        for name, matches in (("oks", by_oks), ("box", by_box)):
+            masks[f"occluded by {name}"] = matches & sample.occluded[instance, keypoint]
+            masks[f"small by {name}"] = matches & sample.small[instance]
+            masks |= {f"keypoint by {name} {k}": matches & (keypoint == k) for k in range(sample.labelled.shape[1])}
+        score = np.digitize(expit(sample.inputs[instance, keypoint, INPUTS.index("detection score")]), SCORE_EDGES)
+        masks |= {f"score {number}": by_oks & (score == number) for number in range(len(SCORE_EDGES) + 1)}
         if kept is not None:
             masks["kept"] = by_oks & kept[instance, keypoint]
-        self.groups = {name: torch.from_numpy(np.flatnonzero(mask)) for name, mask in masks.items() if mask.any()}
+        self.groups = [
+            (weights[kind], torch.from_numpy(np.flatnonzero(mask)))
+            for name, mask in masks.items()
+            if (kind := name.rstrip(" 0123456789")) in weights and mask.any()
+        ]
         self.by_box = torch.from_numpy(np.flatnonzero(by_box))
         shape = (int(group.max(initial=0)) + 1, sample.labelled.shape[1])
         self.log_tau = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
@@ -180,9 +213,9 @@ class _Objective:
     def _coverage_errors(self, surprisal: Tensor) -> Tensor:
         total = surprisal.new_zeros(())
         level = -torch.expm1(-surprisal)
-        for name, rows in self.groups.items():
+        for group_weight, rows in self.groups:
             coverage = torch.sigmoid((_LEVELS[:, None] - level[rows]) / _SOFT_LEVEL).mean(1)
-            total = total + GROUP_WEIGHTS[name] * len(rows) * (coverage - _LEVELS).square().mean()
+            total = total + group_weight * len(rows) * (coverage - _LEVELS).square().mean()
         for probability, weight in BOX_LEVELS.items():
             if len(self.by_box):
                 inside = (-np.log(1 - probability) - surprisal[self.by_box]) / _SOFT_SURPRISAL
@@ -195,9 +228,15 @@ def _dof(log_dof: Tensor) -> Tensor:
     return _MIN_DOF + log_dof.clamp(max=_MAX_LOG_DOF).exp()
 
 
-def _fit(sample: ConditionalSample, group: Array, basis: Array | None = None, kept: Array | None = None) -> _Fitted:
+def _fit(
+    sample: ConditionalSample,
+    group: Array,
+    basis: Array | None = None,
+    kept: Array | None = None,
+    weights: Mapping[str, float] = GROUP_WEIGHTS,
+) -> _Fitted:
     """Fit temperatures and degrees of freedom by group (N, K) and keypoint, and weights of a basis (N, K, W)."""
-    objective = _Objective(sample, group, basis, kept)
+    objective = _Objective(sample, group, basis, kept, weights)
     for _ in range(_ROUNDS):
         optimiser = torch.optim.LBFGS(
             objective.parameters, max_iter=_ITERATIONS, line_search_fn="strong_wolfe", tolerance_change=1e-10

@@ -9,7 +9,13 @@ import torch
 
 from halopose.calibration.calibrate import fit_calibrations, fit_regions_of
 from halopose.calibration.calibrators import Calibrations
-from halopose.calibration.conditional_fit import ConditionalSample, fit_scale, fit_tails
+from halopose.calibration.conditional_fit import (
+    GROUP_WEIGHTS,
+    OCCLUDED_FIRST,
+    ConditionalSample,
+    fit_scale,
+    fit_tails,
+)
 from halopose.errors import HaloposeError
 from halopose.fitting.feature_cache import SHARDS_AT_ONCE, CachedCells, MatchStore, stored_poses
 from halopose.matching.matched_poses import MatchedPoses, match_poses, matched_pairs
@@ -23,7 +29,7 @@ from halopose.uncertainty.pruning import keep_mask
 
 
 def calibrate_for_both(
-    heads: ProbabilisticHeads, store: MatchStore, images: Array, protocol: Protocol
+    heads: ProbabilisticHeads, store: MatchStore, images: Array, protocol: Protocol, *, occluded_first: bool = False
 ) -> tuple[ProbabilisticHeads, Calibrations]:
     """Calibrate heads for detections matched by OKS and by box.
 
@@ -35,25 +41,25 @@ def calibrate_for_both(
         store: Feature cache of the calibration images.
         images: Their ids (I,).
         protocol: Protocol of thresholds and regions.
+        occluded_first: Give weight to occluded keypoints matched by box and to each keypoint, at the cost of others.
 
     Returns:
         The heads, with a feature-conditional scale if they have context features, and all calibrations.
     """
-    heads = without_conditional_scale(heads)
+    heads, weights = without_conditional_scale(heads), OCCLUDED_FIRST if occluded_first else GROUP_WEIGHTS
     if heads.settings.context_features:
-        sample, _, _ = matched_sample(heads, store, images, protocol)
-        heads = with_conditional_scale(heads, fit_scale(sample))
+        sample, by_oks, by_box = matched_sample(heads, store, images, protocol)
+        keep = None
+        if occluded_first:
+            fitted = fit_calibrations(by_oks.matched, protocol)
+            keep = np.concatenate([_kept(by_oks, fitted, protocol), _kept(by_box, fitted, protocol)[by_box.alone]])
+        heads = with_conditional_scale(heads, fit_scale(sample, keep, weights))
     sample, by_oks, by_box = matched_sample(heads, store, images, protocol)
     fitted = fit_calibrations(by_oks.matched, protocol)
-
-    def kept(rows: MatchedRows) -> Array:
-        matched = rows.matched
-        confidence = matched.confidence(fitted.gaussian.covariance(matched.covariance), protocol)
-        return keep_mask(confidence, fitted.threshold, matched.visibility, fitted.visibility_threshold)
-
-    keep = np.concatenate([kept(by_oks), kept(by_box)[by_box.alone]])
-    student, split_student = fit_tails(sample, keep, fitted.student)
-    regions = fit_regions_of(by_box.matched, kept(by_box), protocol)
+    kept_by_box = _kept(by_box, fitted, protocol)
+    keep = np.concatenate([_kept(by_oks, fitted, protocol), kept_by_box[by_box.alone]])
+    student, split_student = fit_tails(sample, keep, fitted.student, weights)
+    regions = fit_regions_of(by_box.matched, kept_by_box, protocol)
     return heads, replace(
         fitted,
         student=student,
@@ -114,6 +120,13 @@ def matched_sample(
     alone = _sample(second, np.ones(len(second.both), dtype=bool), False, protocol)
     rest = ConditionalSample(*(values[second.alone] for values in vars(alone).values()))
     return ConditionalSample.concatenate([whole, rest]), first, second
+
+
+def _kept(rows: MatchedRows, fitted: Calibrations, protocol: Protocol) -> Array:
+    """Return which keypoints (M, K) pruning keeps."""
+    matched = rows.matched
+    confidence = matched.confidence(fitted.gaussian.covariance(matched.covariance), protocol)
+    return keep_mask(confidence, fitted.threshold, matched.visibility, fitted.visibility_threshold)
 
 
 def _among(own: Array, other: Array) -> Array:
