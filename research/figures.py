@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from halopose.evaluation.scores import CurvePoints, Scores
+from halopose.protocol import Match
 from halopose.types import Array
 
 COLOURS = {"uncalibrated": "#9aa0a6", "gaussian": "#1f77b4", "student_t": "#d6604d"}
@@ -72,6 +73,38 @@ def learning_figure(counts: Array, skill: Array, line: tuple[float, float, float
         axes.xaxis.set_minor_locator(NullLocator())
         axes.tick_params(axis="x", labelsize=8)
         axes.legend(loc="lower right")
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def transfer_figure(rows: list[tuple[int, Match, Array]], floors: dict[Match, float], path: Path) -> None:
+    """Coverage of the 95 % ellipse and ACE over the number of calibration images, matched by OKS and by box.
+
+    Args:
+        rows: Number of images (0: the shipped calibration), kind of match, and scores (1 + draws, S) whose first two
+            columns are the coverage in per cent and the ACE.
+        floors: Noise floor of the ACE, upper end, by kind of match.
+        path: File of the picture.
+    """
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.6))
+        for kind, colour in (("oks", COLOURS["gaussian"]), ("box", COLOURS["student_t"])):
+            own = [(count, values) for count, matched_by, values in rows if matched_by == kind]
+            middle = np.array([values[0, :2] for _, values in own])
+            spread = 1.96 * np.array([values[1:, :2].std(0, ddof=1) for _, values in own])
+            places = np.arange(len(own)) + (0.06 if kind == "box" else -0.06)
+            for column, axis in enumerate(axes):
+                label = f"matched by {kind if kind == 'box' else 'OKS'}"
+                axis.errorbar(
+                    places, middle[:, column], spread[:, column], fmt="o-", color=colour, capsize=3, label=label
+                )
+        axes[0].axhline(95, color="black", linewidth=0.8)
+        axes[1].axhspan(0, max(floors.values()), color="#eceff1", label="noise floor")
+        names = ["shipped" if not count else str(count) for count, kind, _ in rows if kind == "oks"]
+        for axis, title in zip(axes, ("95 % ellipse holds, per cent", "ACE, Student-t"), strict=True):
+            axis.set(title=title, xlabel="calibration images", xticks=range(len(names)), xticklabels=names)
+        axes[1].set_ylim(0)
+        axes[1].legend()
         figure.savefig(path)
         plt.close(figure)
 

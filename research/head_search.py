@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from halopose.calibration.calibrate import cross_fitted
+from halopose.calibration.calibrate import DistributionSet, cross_fitted
 from halopose.cli.terminal import progress, say
 from halopose.data.files import read_json, write_json, write_text
 from halopose.data.splits import hashed_order
@@ -30,7 +30,8 @@ from halopose.fitting.settings import TrainSettings
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_base
-from halopose.matching.matched_poses import match_poses
+from halopose.matching.matched_poses import MatchedPoses, match_poses
+from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
 from research.figures import learning_figure
@@ -182,15 +183,22 @@ def widened(template: list[ConvTemplate], factor: float) -> list[ConvTemplate]:
 
 
 def score(heads: ProbabilisticHeads, store: MatchStore, images: Array) -> dict[str, list[float]]:
-    """Each score and its bootstrap draws: skill, Student-t ACE, Gaussian ENCE, Student-t NLL."""
+    """``score_matched`` of heads on some images, cross-fitted."""
     protocol = SETTINGS.protocol
     matched = match_poses(predictions_of(heads, store, images), store.ground_truth(images), protocol)
+    return score_matched(matched, cross_fitted(matched, protocol), protocol)
+
+
+def score_matched(
+    matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol, draws: int = DRAWS
+) -> dict[str, list[float]]:
+    """Each score and its bootstrap draws: skill, Student-t ACE, Gaussian ENCE, Student-t NLL."""
     edges = np.asarray(protocol.scale_edges)
-    measured = ResampledMetrics.of(matched, cross_fitted(matched, protocol), protocol, edges)
+    measured = ResampledMetrics.of(matched, distributions, protocol, edges)
     gaussian, student = measured.statistics["gaussian"], measured.statistics["student_t"]
     count = measured.image_count
     found: dict[str, list[float]] = {name: [] for name in SCORES}
-    for number, drawn in enumerate([np.arange(count), *resample_images(count, DRAWS)]):
+    for number, drawn in enumerate([np.arange(count), *resample_images(count, draws)]):
         weight = np.bincount(drawn, minlength=count)[measured.image]
         g, t = gaussian.resampled(weight), student.resampled(weight)
         chance = metrics.random_keypoint_precision(measured.similarity, weight, rounds=1, seed=number)

@@ -1,4 +1,4 @@
-"""Uncertainty without heads: a constant covariance per keypoint, and test-time augmentation.
+"""Rivals: a constant covariance per keypoint, test-time augmentation, and a Laplace approximation of the heads.
 
 Each method returns covariances (N, K, 2, 2) in original pixels for the same detections of the frozen base model, so
 that all methods are scored on the same residuals.
@@ -6,6 +6,7 @@ that all methods are scored on the same residuals.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,13 @@ import torch
 from halopose.calibration.calibrate import fit_gaussian
 from halopose.calibration.calibrators import GaussianCalibration
 from halopose.data.dataset import Dataset
+from halopose.fitting.feature_cache import MatchStore
 from halopose.hosts.base import Host
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.poses import PoseDistributions
 from halopose.types import Array, Progress
+from halopose.uncertainty.context_features import ContextFeatures
+from halopose.uncertainty.heads import ProbabilisticHeads
 
 
 @dataclass(frozen=True)
@@ -154,3 +158,58 @@ def _nll(matched: MatchedPoses) -> float:
     distribution = calibration(torch.linalg.cholesky(torch.from_numpy(matched.covariance)))
     nll = -distribution.log_prob(torch.from_numpy(matched.residual)).numpy()
     return float(nll[matched.labelled].mean())
+
+
+@torch.inference_mode()
+def laplace(heads: ProbabilisticHeads, store: MatchStore, samples: int = 10, seed: int = 0) -> list[ProbabilisticHeads]:
+    """Draw heads from the last-layer Laplace approximation of the posterior of their context head.
+
+    The Hessian is the Gauss-Newton matrix of the Gaussian NLL. Each training cell adds the outer product of its last
+    activations times the Fisher information of its raw parameters. Cells of one object count as one sample. The prior
+    is a standard normal.
+
+    Args:
+        heads: Trained heads with context features.
+        store: Feature cache of training images.
+        samples: Number of draws.
+        seed: Seed of the draws.
+    """
+    network = heads.context_head
+    assert network is not None
+    count, width, outputs = network.last.shape
+    hessian = torch.eye(width * outputs, dtype=torch.float64).repeat(count, 1, 1)
+    for cells in store.cells("assigned"):
+        hidden = heads.by_level[cells.level].hidden_at(cells.windows.float(), cells.inside)
+        strides = torch.full((len(cells),), float(heads.strides[cells.level]))
+        context = ContextFeatures.of_columns(cells.columns)
+        values = network.activations(network.enter(cells.level, hidden), context, strides)
+        last = heads.by_level[cells.level].last
+        raw = torch.nn.functional.linear(hidden, last.weight.flatten(1), last.bias).reshape(-1, count, outputs)
+        information = fisher_information(raw + (values.transpose(0, 1) @ network.last).transpose(0, 1))
+        _, place, size = torch.unique(
+            torch.stack([cells.columns["image_id"], cells.columns["object"]]), dim=1, return_inverse=True,
+            return_counts=True,
+        )  # fmt: skip
+        weight = cells.columns["labelled"].double() / size[place, None]
+        for k in range(count):
+            product = torch.einsum(
+                "n,ni,nj,nab->iajb", weight[:, k], values[:, k].double(), values[:, k].double(), information[:, k]
+            )
+            hessian[k] += product.reshape(width * outputs, -1)
+    factor = torch.linalg.inv(torch.linalg.cholesky(hessian))  # its transpose times noise has covariance H^-1
+    generator, found = torch.Generator().manual_seed(seed), []
+    for _ in range(samples):
+        noise = torch.randn((count, width * outputs, 1), generator=generator, dtype=torch.float64)
+        drawn = copy.deepcopy(heads)
+        assert drawn.context_head is not None
+        drawn.context_head.last.data.add_((factor.mT @ noise).reshape(count, width, outputs).float())
+        found.append(drawn)
+    return found
+
+
+def fisher_information(raw: torch.Tensor) -> torch.Tensor:
+    """Fisher information (..., 3, 3) of a Gaussian in the raw parameters a, b, c (..., 3) of its Cholesky factor."""
+    _, b, c = raw.double().unbind(-1)
+    precision, zero, two = torch.exp(-2 * c), torch.zeros_like(b), torch.full_like(b, 2.0)
+    rows = [[two + b * b * precision, -b * precision, zero], [-b * precision, precision, zero], [zero, zero, two]]
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)

@@ -26,7 +26,7 @@ from halopose.fitting.pipeline import (
     train_heads,
     uncalibrated,
 )
-from halopose.fitting.settings import FitSettings, TrainSettings
+from halopose.fitting.presets import PRESETS
 from halopose.fitting.workers import ProcessGroup
 from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_base
@@ -34,15 +34,9 @@ from halopose.matching.matched_poses import match_poses
 from halopose.poses import PoseDistributions
 from halopose.protocol import Protocol
 from halopose.types import Array
-from halopose.uncertainty.heads import HeadSettings
 from research.shipped_data import PARTS, Splits, arguments, collect_part, collect_val, load_splits
 
-SETTINGS = FitSettings(
-    train=TrainSettings(epochs=5, learning_rate=1e-3, scale_weight=False, dof=12.0, last=True),
-    head=HeadSettings(overlaps=True, features=True, bounded=True),
-    gamma_ks=0.3,
-    visibility=False,  # the confidence decides alone
-)
+SETTINGS = PRESETS["best"]
 
 
 def scored(detections: PoseDistributions, store: MatchStore, images: Array, protocol: Protocol | None = None) -> Scores:

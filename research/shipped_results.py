@@ -10,7 +10,7 @@ methods, figures per scale), figures as png, metrics.json and report.html. Takes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from halopose.uncertainty.heads import with_bound
 from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
 from research import rivals
 from research.figures import TITLES, calibration_figure
+from research.rivals import AugmentedPass
 from research.shipped_data import Splits, arguments, collect_val, load_splits
 from research.shipped_heads import SETTINGS, scored
 from research.tables import cell, markdown, short
@@ -195,22 +196,24 @@ def _given(detections: PoseDistributions, covariance: Array) -> PoseDistribution
     return replace(detections, covariance=covariance, scale=covariance)
 
 
-def passes_cost(host: Host, artifact: Artifact, splits: Splits, count: int) -> dict[str, float]:
-    """Time per image over that of one pass of the base: with heads, and with all augmented passes beside it."""
+def passes_cost(
+    host: Host, artifact: Artifact, splits: Splits, count: int, views: Sequence[AugmentedPass] = rivals.VIEWS
+) -> dict[str, float]:
+    """Processor time per image over that of one pass of the base: with heads, and with all augmented passes."""
     model = UncertainPose(host, artifact)
     images = [record.pixels() for record in splits.val.records[:count]]
     runs: dict[str, Callable[[Array], object]] = {
         "base": lambda image: rivals.seen(host, image, None, SETTINGS.imgsz),
         "heads": lambda image: model.predict(image, conf=0.01),
-        "views": lambda image: [rivals.seen(host, image, view, SETTINGS.imgsz) for view in (None, *rivals.VIEWS)],
+        "views": lambda image: [rivals.seen(host, image, view, SETTINGS.imgsz) for view in (None, *views)],
     }
-    spent = dict.fromkeys(runs, 0.0)
-    for number, image in enumerate(images):
+    spent: dict[str, list[float]] = {name: [] for name in runs}
+    for image in images:
         for name, run in runs.items():
-            begin = time.perf_counter()
+            begin = time.process_time()
             run(image)
-            spent[name] += (time.perf_counter() - begin) * (number > 0)  # the first image warms up
-    return {name: value / spent["base"] for name, value in spent.items()}
+            spent[name].append(time.process_time() - begin)
+    return {name: float(np.median(values) / np.median(spent["base"])) for name, values in spent.items()}
 
 
 def shrinkage_table(study: Study) -> str:

@@ -76,7 +76,14 @@ class ContextHead(nn.Module):
     def leave(
         self, values: Tensor, context_features: ContextFeatures, strides: Tensor, *, projected: bool = False
     ) -> Tensor:
-        """Compute corrections (N, K, outputs) of the raw dispersion parameters.
+        """Compute corrections (N, K, outputs) of the raw dispersion parameters; arguments as ``activations``."""
+        values = self.activations(values, context_features, strides, projected=projected)
+        return (values.transpose(0, 1) @ self.last).transpose(0, 1)
+
+    def activations(
+        self, values: Tensor, context_features: ContextFeatures, strides: Tensor, *, projected: bool = False
+    ) -> Tensor:
+        """Compute the input (N, K, width) of the last layer.
 
         Args:
             values: Result of ``enter`` (N, K, width).
@@ -89,8 +96,7 @@ class ContextHead(nn.Module):
             values = values + (seen if projected else F.linear(seen, self.features.weight))
         if self.overlaps is not None:
             values = values + F.linear(overlap_inputs(context_features, strides), self.overlaps.weight)
-        values = F.silu(F.linear(F.silu(values), self.middle.weight, self.middle.bias))
-        return (values.transpose(0, 1) @ self.last).transpose(0, 1)
+        return F.silu(F.linear(F.silu(values), self.middle.weight, self.middle.bias))
 
     @property
     def rescales(self) -> bool:
