@@ -77,7 +77,7 @@ def runway_patches(runway: Runway, paint: float) -> list[Patch]:
     """Return markings of both ends, edges and centreline; ``paint`` is their opacity, lower on an old runway."""
     half, length = runway.width / 2, runway.length
     first, last = (_end_patches(name, runway, paint) for name in (runway.designator, opposite(runway.designator)))
-    stripe = 0.9 if runway.width >= 30 else 0.45
+    stripe = stripe_width(runway.width)
     left, right = runway.before
     between = [
         Patch((-left, length), ((half - stripe, half),), WHITE, paint),
@@ -91,25 +91,34 @@ def runway_patches(runway: Runway, paint: float) -> list[Patch]:
 
 
 def _end_patches(name: str, runway: Runway, paint: float) -> list[Patch]:
-    half = runway.width / 2
-    pairs = _KEYS.get(int(runway.width), 12) // 2
-    pitch = (half - 1.5) / pairs
+    bars, *others = (Patch(x, across, WHITE, paint) for x, across in end_markings(runway.length, runway.width))
+    return [bars, *_name(name, paint), *others]
+
+
+def stripe_width(width: float) -> float:
+    """Return the width of a runway's side stripes."""
+    return 0.9 if width >= 30 else 0.45
+
+
+def end_markings(length: float, width: float) -> list[tuple[Span, tuple[Span, ...]]]:
+    """Return ranges of x and y of an end's threshold bars, aiming point and touchdown marks, without the designator."""
+    pairs = _KEYS.get(int(width), 12) // 2
+    pitch = (width / 2 - 1.5) / pairs
     keys = [(0.9 + pitch * k, 0.9 + pitch * k + 0.55 * pitch) for k in range(pairs)]
-    patches = [Patch((6.0, 36.0), _both_sides(keys), WHITE, paint), *_name(name, paint)]
-    large = runway.length >= 2400 and runway.width > 30
+    large = length >= 2400 and width > 30
     aim, inner, wide = (400.0, 9.0, 9.0) if large else (300.0, 7.5, 6.0)
-    if runway.width < 30:
+    if width < 30:
         inner, wide = 4.5, 3.0
     long = 60.0 if wide > 6 else 45.0
-    patches.append(Patch((aim, aim + long), _both_sides([(inner, inner + wide)]), WHITE, paint))
-    counts = (3, 3, 2, 2, 1, 1) if large else (2, 2, 1, 1) if runway.length >= 1500 else (1, 1)
+    markings = [((6.0, 36.0), _both_sides(keys)), ((aim, aim + long), _both_sides([(inner, inner + wide)]))]
+    counts = (3, 3, 2, 2, 1, 1) if large else (2, 2, 1, 1) if length >= 1500 else (1, 1)
     for zone, count in enumerate(counts, start=1):
         x = 150.0 * zone
-        if abs(x - aim) < 80 or runway.width < 30:
+        if abs(x - aim) < 80 or width < 30:
             continue
         bars = [(inner + 3.3 * k, inner + 3.3 * k + 1.8) for k in range(count)]
-        patches.append(Patch((x, x + 22.5), _both_sides(bars), WHITE, paint))
-    return patches
+        markings.append(((x, x + 22.5), _both_sides(bars)))
+    return markings
 
 
 def _both_sides(bars: Iterable[Span]) -> tuple[Span, ...]:
@@ -188,8 +197,24 @@ _LAMP = {"white": (0.72, 0.92, 1), "amber": (0.08, 0.62, 1), "green": (0.45, 1, 
 
 def runway_lights(runway: Runway, viewer: Array, rng: np.random.Generator) -> Lights:
     """Return edge, threshold, end and approach lights and PAPI of a runway, as seen from the viewer (3,)."""
+    groups = edge_lamps(runway.length, runway.width)
+    if runway.width >= 45 and rng.random() < 0.6:
+        groups.append((centreline_lamps(runway.length), "white", 3e3))
+    groups += _approach_lights(rng)
+    groups += _papi(runway, viewer, -1 if rng.random() < 0.2 else 1)
+    place = np.concatenate([g[0] for g in groups]) + runway.threshold
+    counts = [len(g[0]) for g in groups]
+    candela = np.repeat([g[2] for g in groups], counts) * np.exp(rng.normal(0, 0.12, sum(counts)))
+    colour = np.repeat(np.array([_LAMP[g[1]] for g in groups]), counts, axis=0)
+    return Lights(np.column_stack([place, np.full(len(place), 0.4)]), colour, candela)
+
+
+def edge_lamps(length: float, width: float) -> list[tuple[Array, str, float]]:
+    """Return places (L, 2), colour and candela of edge, threshold and end lights: for the left and then the right edge
+    white and amber lamps, then the green and the red bar.
+    """
     groups: list[tuple[Array, str, float]] = []
-    half, length = runway.width / 2 + 1.5, runway.length
+    half = width / 2 + 1.5
     along = np.arange(0.0, length + 1, 60.0)
     for y in (half, -half):
         edge = np.stack([along, np.full_like(along, y)], axis=1)
@@ -198,16 +223,13 @@ def runway_lights(runway: Runway, viewer: Array, rng: np.random.Generator) -> Li
     bar = np.arange(-half, half + 0.1, 3.0)
     groups.append((np.stack([np.full_like(bar, -1.0), bar], axis=1), "green", 8e3))
     groups.append((np.stack([np.full_like(bar[::2], length + 1), bar[::2]], axis=1), "red", 3e3))
-    if runway.width >= 45 and rng.random() < 0.6:
-        centre = np.arange(30.0, length, 30.0)
-        groups.append((np.stack([centre, np.zeros_like(centre)], axis=1), "white", 3e3))
-    groups += _approach_lights(rng)
-    groups += _papi(runway, viewer, -1 if rng.random() < 0.2 else 1)
-    place = np.concatenate([g[0] for g in groups]) + runway.threshold
-    counts = [len(g[0]) for g in groups]
-    candela = np.repeat([g[2] for g in groups], counts) * np.exp(rng.normal(0, 0.12, sum(counts)))
-    colour = np.repeat(np.array([_LAMP[g[1]] for g in groups]), counts, axis=0)
-    return Lights(np.column_stack([place, np.full(len(place), 0.4)]), colour, candela)
+    return groups
+
+
+def centreline_lamps(length: float) -> Array:
+    """Return places (L, 2) of centreline lights."""
+    along = np.arange(30.0, length, 30.0)
+    return np.stack([along, np.zeros_like(along)], axis=1)
 
 
 def _approach_lights(rng: np.random.Generator) -> list[tuple[Array, str, float]]:
