@@ -9,7 +9,7 @@ alignment use the image reduced to 640 pixels. `--attitude-error 0.9` adds an at
 the prior states. A rerun keeps finished scenes in the work folder.
 
 Prints, per distance and weather: found runways, the share that is refined, along-track errors before and after, and
-how often the position is in its 95 % ellipsoid. `--calibrate` prints multipliers of the covariance instead.
+how often the position is in its 95 % ellipsoid.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from halopose.cli.terminal import progress, say
 from halopose.geometry.camera import Camera, exp_so3
 from halopose.geometry.observations import Observations
-from halopose.geometry.plane_alignment import AlignmentSettings, align_model
+from halopose.geometry.plane_alignment import AlignmentSettings, Lights, align_model
 from halopose.geometry.pnp import solve_position
 from halopose.landing.association import detect_in_image
 from halopose.landing.runway_layers import RunwayLayers
@@ -117,9 +117,8 @@ def _measure(model: Predictor, seed: int, weather: str, width: int, attitude_rad
         return result
     position, covariance = solved.position[0], solved.covariance[0][:3, :3]
     result = replace(result, corners=_listed(position - eye), corners_nees=_nees(position - eye, covariance))
-    lights = (
-        "on" if weather in ("dusk", "night") else "auto"
-    )  # the almanac tells darkness, not whether lamps burn by day
+    # The almanac tells darkness, but not whether lamps are on by day.
+    lights: Lights = "on" if weather in ("dusk", "night") else "auto"
     target = RunwayLayers(scene.runway.length, scene.runway.width)
     start = process_time()
     found = align_model(

@@ -34,6 +34,7 @@ _BLUR, _BLUR_SPREAD = 0.85, 0.2  # pixels; standard deviation of its logarithm
 _LAMP_BLUR = 1 / 12  # pixels^2 that a point spreads over beyond the blur of an area
 _HALO = 4.2  # pixels, radius of the faint halo around a bright lamp
 _LAMP_REACH = 11.0  # pixels around a lamp in which it is modelled
+_DARKEST = 1e-6  # linear light
 _SATURATED = 252  # brightest value of a pixel that is not clipped
 _NOISE = (2e-6, 2e-3, 3e-3)  # relative variances of linear light: constant, photons, texture
 _PRIOR = 1.6  # inflation of the prior's standard deviations during the search
@@ -65,7 +66,7 @@ class AlignmentSettings:
 
     band: float = 6.0
     pixels: int = 6000
-    coarse_pixels: int = 1500
+    coarse_pixels: int = 900
     inflation: float = 2.5
     floor: float = 0.03
     contrast: float = 300.0
@@ -318,8 +319,13 @@ class _View:
         place, turn = self.prior.position_of(parameters), self.prior.rotate(self.R_cam_plane, parameters)
         corners = project_points(self.camera, turn, place, self.model.corners)
         size = np.array([self.camera.width, self.camera.height])
-        low = np.nan_to_num(np.floor(np.nanmin(corners, 0) - band - 4), nan=0.0).clip(0, size - 1).astype(int)
-        high = np.nan_to_num(np.ceil(np.nanmax(corners, 0) + band + 4), nan=1e9).clip(0, size - 1).astype(int)
+        seen = np.isfinite(corners).all(1)
+        low, high = np.zeros(2, int), size - 1  # a corner behind the camera may be anywhere in the image
+        if seen.all():
+            low = np.floor(corners.min(0) - band - 4).clip(0, size).astype(int)
+            high = np.ceil(corners.max(0) + band + 4).clip(-1, size - 1).astype(int)
+        elif not seen.any():
+            high = np.full(2, -1)
         rows, columns = np.mgrid[low[1] : high[1] + 1, low[0] : high[0] + 1]
         return columns.ravel(), rows.ravel()
 
@@ -403,6 +409,8 @@ class _Fit:
         """Choose the pixels around the borders for given parameters; None if there are too few."""
         columns, rows = view.window(parameters, band)
         rays = view.rays(columns, rows)
+        if not len(rays):
+            return None
         below = (rays @ view.prior.rotate(view.R_cam_plane, parameters))[:, 2] < -1e-6
         columns, rows, rays = columns[below], rows[below], rays[below]
         chosen = np.flatnonzero(view.model.informative(view.ground(rays, parameters), band))
@@ -429,7 +437,7 @@ class _Fit:
             pairs.append((pixel, lamp))
         return cls(
             view, rays, columns, rows, light, constant + smooth * (photons + texture * smooth),
-            part[inside] >= _SATURATED, blocks, sides, tuple(pairs), float(np.median(light)), dark,
+            part[inside] >= _SATURATED, blocks, sides, tuple(pairs), max(float(np.median(light)), _DARKEST), dark,
         )  # fmt: skip
 
     def _knots(self, most: int) -> Array:
@@ -453,12 +461,12 @@ class _Fit:
             columns.append(layer.coverage[:, None] * basis)
             precision += [layer.spread**-2] * basis.shape[1]
         if self.lit:
-            for column in self._lamp_columns(parameters):
+            for column in self.lamp_columns(parameters):
                 columns.append(column)
                 precision += [1e-8] * column.shape[1]
         return np.concatenate(columns, axis=1), np.array(precision)
 
-    def _lamp_columns(self, parameters: Array) -> list[Array]:
+    def lamp_columns(self, parameters: Array) -> list[Array]:
         place = self.view.prior.position_of(parameters)
         turn = self.view.prior.rotate(self.view.R_cam_plane, parameters)
         spread = np.sqrt(np.square(_blur_of(parameters)) + _LAMP_BLUR)
@@ -574,17 +582,17 @@ class _Fit:
 
 def _search(fit: _Fit, lights: Lights) -> tuple[_Fit, list[_State]]:
     """Return the best minima from a grid of starts, best first, with the decision whether lamps are on."""
-    unlit = replace(fit, lit=False).scaled(fit.view.prior.start)
-    fit = fit.scaled(fit.view.prior.start)
-    found = {lit: _minima(each) for lit, each in ((True, fit), (False, replace(unlit, scale=fit.scale)))
-             if lights == "auto" or lit == (lights == "on")}  # fmt: skip
-    lit = lights == "on"
-    if lights == "auto":
-        best = found[True][0]
-        first = best.design.shape[1] - sum(each.shape[1] for each in fit._lamp_columns(best.parameters))
-        gain = found[False][0].cost - best.cost
-        lit = gain > _LIT_GAIN and len(best.brightness) > first and best.brightness[first : first + 2].mean(0).min() > 0
-    return replace(fit, lit=lit), found[lit]
+    fit = replace(fit, lit=lights == "on").scaled(fit.view.prior.start)
+    found = _minima(fit)
+    if lights != "auto":
+        return fit, found
+    lit = replace(fit, lit=True)
+    states = sorted((lit.minimise(state.parameters, steps=5) for state in found), key=lambda state: state.cost)
+    lamps = lit.lamp_columns(states[0].parameters)
+    brightness = states[0].brightness[-sum(column.shape[1] for column in lamps) :][:2] if lamps else np.zeros((1, 3))
+    if found[0].cost - states[0].cost > _LIT_GAIN and brightness.mean(0).min() > 0:
+        return lit, states
+    return fit, found
 
 
 def _minima(fit: _Fit) -> list[_State]:
