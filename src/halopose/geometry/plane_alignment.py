@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 import cv2
@@ -42,6 +43,7 @@ _STEP = 1e-3  # of numerical derivatives
 _ALONG, _ACROSS = (-2.4, -1.2, 0.0, 1.2, 2.4), (-1.2, 0.0, 1.2)  # grid in standard deviations of the prior
 _APART = 1.1  # smallest distance of two starts in standard deviations
 _STARTS, _FINALISTS = 5, 3
+_HOPELESS = 40.0  # log likelihood behind the best start beyond which none is tried
 _LIT_GAIN = 12.0  # log likelihood that lamps must gain
 _BLOCK_ROWS = 8  # rows of a block of the sandwich covariance
 _ROWS_PER_KNOT, _MOST_KNOTS = 8, 8
@@ -67,9 +69,9 @@ class AlignmentSettings:
     band: float = 6.0
     pixels: int = 6000
     coarse_pixels: int = 900
-    inflation: float = 2.5
+    inflation: float = 3.0
     floor: float = 0.03
-    contrast: float = 300.0
+    contrast: float = 400.0
     narrowing: float = 0.5
     shift: float = 4.0
     gap: float = 3.0
@@ -440,8 +442,17 @@ class _Fit:
             part[inside] >= _SATURATED, blocks, sides, tuple(pairs), max(float(np.median(light)), _DARKEST), dark,
         )  # fmt: skip
 
+    @cached_property
+    def _bases(self) -> dict[int, Array]:
+        return {}
+
     def _knots(self, most: int) -> Array:
         """Return the basis (N, B) of a brightness along image rows."""
+        if most not in self._bases:
+            self._bases[most] = self._new_knots(most)
+        return self._bases[most]
+
+    def _new_knots(self, most: int) -> Array:
         low, high = self.rows.min(), self.rows.max()
         height = max(float(high - low), 1.0)
         along = (self.rows - low) / height
@@ -465,6 +476,20 @@ class _Fit:
                 columns.append(column)
                 precision += [1e-8] * column.shape[1]
         return np.concatenate(columns, axis=1), np.array(precision)
+
+    def _picture(self, parameters: Array, brightness: Array) -> Array:
+        """Return design @ brightness (N, 3) for other parameters, without the design matrix."""
+        picture, first = np.zeros_like(self.light), 0
+        for layer in self.view.model.layers(self.view.ground(self.rays, parameters)):
+            basis = self._knots(layer.knots)
+            last = first + basis.shape[1]
+            picture += layer.coverage[:, None] * (basis @ brightness[first:last])
+            first = last
+        for column in self.lamp_columns(parameters) if self.lit else ():
+            last = first + column.shape[1]
+            picture += column @ brightness[first:last]
+            first = last
+        return picture
 
     def lamp_columns(self, parameters: Array) -> list[Array]:
         place = self.view.prior.position_of(parameters)
@@ -522,7 +547,7 @@ class _Fit:
         for k in range(len(state.parameters)):
             moved = state.parameters.copy()
             moved[k] += _STEP
-            slopes[..., k] = (self.design(moved)[0] @ state.brightness - picture) / _STEP
+            slopes[..., k] = (self._picture(moved, state.brightness) - picture) / _STEP
         flat = slopes.reshape(len(picture), -1)
         weighted = state.design * (state.weight / self.variance.mean(1))[:, None]
         normal = state.design.T @ weighted
@@ -606,8 +631,9 @@ def _minima(fit: _Fit) -> list[_State]:
                 grid.append((fit.state(place, rounds=1).cost, place))
     grid.sort(key=lambda entry: entry[0])
     starts: list[Array] = []
-    for _, place in grid:
-        if len(starts) < _STARTS and all(np.abs(place[:3] - other[:3]).max() > _APART for other in starts):
+    for cost, place in grid:
+        near = len(starts) < _STARTS and cost - grid[0][0] < _HOPELESS
+        if near and all(np.abs(place[:3] - other[:3]).max() > _APART for other in starts):
             starts.append(place)
     found = sorted((fit.minimise(start, steps=5) for start in starts), key=lambda state: state.cost)
     kept = found[:1]
