@@ -37,7 +37,7 @@ from halopose.prediction.predictor import Predictor
 from halopose.types import Array
 from research.tables import markdown
 
-SEED = 9_300_000
+SEED = 9_500_000
 BINS = ((300, 1000), (1000, 2000), (2000, 4000), (4000, 6000))
 LIMIT = 7.815  # 95 % of chi-square with three degrees of freedom
 CONF = 0.25
@@ -66,10 +66,33 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED, help="of the first scene")
     parser.add_argument("--width", type=int, default=WIDTH, help="of the images in pixels")
     parser.add_argument("--attitude-error", type=float, default=0.0, help="in milliradians, per axis")
+    parser.add_argument("--picture", type=Path, help="errors by distance as a picture, e.g. alignment.png")
     given = parser.parse_args()
     results = measure(given.work, given.seed, given.scenes, given.width, given.attitude_error * 1e-3)
     say(table(results))
     say(summary(results))
+    if given.picture:
+        draw(results, given.picture)
+
+
+def draw(results: list[Result], path: Path) -> None:
+    """Draw along-track errors by distance, from corners and aligned."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    axes = figure.subplots()
+    found = [r for r in results if r.corners and r.aligned]
+    refined = [r for r in found if not r.reason]
+    for rows, name, colour, mark in (
+        (found, "corners alone", "#c2571a", "o"),
+        (refined, "aligned, where accepted", "#1f6fb2", "^"),
+    ):
+        errors = [max(abs((r.corners if rows is found else r.aligned)[0]), 1e-2) for r in rows]  # type: ignore[index]
+        axes.plot([r.distance for r in rows], errors, mark, ms=4, alpha=0.7, label=name, color=colour)
+    axes.set(xscale="log", yscale="log", xlabel="distance to the threshold (m)", ylabel="along-track error (m)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=110)
 
 
 def measure(work: Path, first: int, count: int, width: int, attitude_rad: float) -> list[Result]:

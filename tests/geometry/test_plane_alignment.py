@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Camera, exp_so3, look
+from halopose.geometry.camera import Camera, exp_so3, look_at
 from halopose.geometry.plane_alignment import (
     Alignment,
     GroundPoints,
@@ -21,7 +21,7 @@ from halopose.types import Array, Mask
 
 CAMERA = Camera.from_fov(320, 240, np.radians(50))
 EYE = np.array([-14.0, 3.0, 9.0])
-ROTATION = look(EYE, (0.0, 0.0, 0.0))
+ROTATION = look_at(EYE, (0.0, 0.0, 0.0))
 SPREAD = np.diag(np.square([0.35, 0.15, 0.25]))
 SIDE, BARS = 8.0, (((-3.0, 3.0), (-2.5, -1.5)), ((-3.0, 3.0), (1.5, 2.5)), ((-0.5, 0.5), (-1.5, 1.5)))
 
@@ -108,7 +108,7 @@ def test_the_prior_stays_where_no_borders_are_seen(image: Array, word: str) -> N
 
 
 def test_a_target_outside_the_image_is_refused() -> None:
-    away = look(EYE, EYE + (-10.0, 0.0, 1.0))
+    away = look_at(EYE, EYE + (-10.0, 0.0, 1.0))
     found = align_model(picture(1), CAMERA, away, EYE, SPREAD, HeliPad())
     assert "pixels" in found.reason
 

@@ -44,8 +44,9 @@ _ALONG, _ACROSS = (-2.4, -1.2, 0.0, 1.2, 2.4), (-1.2, 0.0, 1.2)  # grid in stand
 _APART = 1.1  # smallest distance of two starts in standard deviations
 _STARTS, _FINALISTS = 5, 3
 _HOPELESS = 40.0  # log likelihood behind the best start beyond which none is tried
-_LIT_GAIN = 12.0  # log likelihood that lamps must gain
-_BLOCK_ROWS = 8  # rows of a block of the sandwich covariance
+_UNLIT_GAIN, _LIT_GAIN, _SURELY_LIT_GAIN = 6.0, 12.0, 60.0  # log likelihood gained by lamps: off, likely on, on
+_LARGEST_BLUR_RATIO = 2.0
+_BLOCK_ROWS = 6  # rows of a block of the sandwich covariance
 _ROWS_PER_KNOT, _MOST_KNOTS = 8, 8
 _FEWEST_PIXELS = 60
 
@@ -70,7 +71,7 @@ class AlignmentSettings:
     pixels: int = 6000
     coarse_pixels: int = 900
     inflation: float = 3.0
-    floor: float = 0.03
+    floor: float = 0.05
     contrast: float = 400.0
     narrowing: float = 0.5
     shift: float = 4.0
@@ -222,42 +223,61 @@ def align_model(
         raise HaloposeError(f"align_model takes a uint8 image {expected}, got {image.dtype} {image.shape}")
     prior = _Prior.of(position, covariance, attitude_covariance)
     view = _View(image, camera, R_cam_plane, model, prior)
+    too_few = Alignment(position, covariance, f"fewer than {_FEWEST_PIXELS} pixels show borders of the target")
     coarse = _Fit.around(view, prior.start, settings.band, settings.coarse_pixels, dark=lights == "on")
     if coarse is None:
-        return Alignment(position, covariance, "fewer than 60 pixels show borders of the target")
-    coarse, minima = _search(coarse, lights)
-    fine = _Fit.around(view, minima[0].parameters, settings.band, settings.pixels, dark=lights == "on")
+        return too_few
+    candidates = _search(coarse, lights)
+    fine = _Fit.around(view, candidates[0].minima[0].parameters, settings.band, settings.pixels, dark=lights == "on")
     if fine is None:
-        return Alignment(position, covariance, "fewer than 60 pixels show borders of the target")
-    fine = replace(fine, lit=coarse.lit).scaled(minima[0].parameters)
-    finals = sorted((fine.minimise(each.parameters) for each in minima), key=lambda found: found.cost)
-    best = finals[0]
-    gaps = [other.cost - best.cost for other in finals[1:] if prior.distance(other.parameters, best.parameters) > 0.1]
-    spread = settings.inflation * fine.covariance(best)[:3, :3] + settings.floor**2 * np.eye(3)  # in units of the prior
-    found = Alignment(
-        position=prior.position_of(best.parameters),
-        covariance=prior.root @ spread @ prior.root.T,
-        contrast=fine.cost_without_borders() - best.cost,
-        gap=min(gaps, default=np.inf),
-        shift=float(np.abs(best.parameters[:3]).max()),
+        return too_few
+    found = [fine.finish(candidate, settings) for candidate in candidates]
+    best = found[0]
+    reason = _refusal(best, settings)
+    if not reason and len(found) > 1 and prior.distance(best.parameters, found[1].parameters) > 2 * best.narrowing:
+        reason = "the position depends on whether lamps are on, which the image does not show"
+    return Alignment(
+        position=position if reason else prior.position_of(best.parameters),
+        covariance=covariance if reason else prior.root @ best.spread @ prior.root.T,
+        reason=reason,
+        contrast=best.contrast,
+        gap=best.gap,
+        shift=best.shift,
         blur=_blur_of(best.parameters),
         pixels=len(fine.light),
-        lit=fine.lit,
+        lit=best.lit,
     )
-    reason = _refusal(found, float(np.sqrt(spread[0, 0])), settings)
-    if reason:
-        return replace(found, position=position, covariance=covariance, reason=reason)
-    return found
 
 
-def _refusal(found: Alignment, narrowing: float, settings: AlignmentSettings) -> str:
+class _Finished(NamedTuple):
+    """A fit on all pixels; ``spread`` is the covariance (3, 3) of the position in units of the prior."""
+
+    parameters: Array
+    spread: Array
+    contrast: float
+    gap: float
+    lit: bool
+
+    @property
+    def shift(self) -> float:
+        return float(np.abs(self.parameters[:3]).max())
+
+    @property
+    def narrowing(self) -> float:
+        return float(np.sqrt(self.spread[0, 0]))
+
+
+def _refusal(found: _Finished, settings: AlignmentSettings) -> str:
+    blur_u, blur_v = _blur_of(found.parameters)
     if found.contrast < settings.contrast:
         return "the target's borders do not stand out from the background"
     if found.shift > settings.shift:
         return "the aligned position is too far from the prior"
     if found.gap < settings.gap:
         return "two positions explain the image equally well"
-    if narrowing > settings.narrowing:
+    if max(blur_u / blur_v, blur_v / blur_u) > _LARGEST_BLUR_RATIO:
+        return "the blur of the borders in u and v differs more than motion explains"
+    if found.narrowing > settings.narrowing:
         return "the image does not determine the position better than the prior"
     return ""
 
@@ -587,7 +607,20 @@ class _Fit:
         bread = np.linalg.inv((flat * weight.reshape(-1, 1)).T @ flat + prior)
         scores = np.zeros((self.blocks.max() + 1, slopes.shape[-1]))
         np.add.at(scores, self.blocks, np.einsum("ncp,nc->np", slopes, weight * state.residual))
-        return np.asarray(bread @ (scores.T @ scores + prior) @ bread)
+        used = int(np.any(scores != 0, axis=1).sum())
+        few = used / max(used - slopes.shape[-1], 2)  # few blocks understate the spread of their scores
+        return np.asarray(bread @ (few * scores.T @ scores + prior) @ bread)
+
+    def finish(self, candidate: _Candidate, settings: AlignmentSettings) -> _Finished:
+        """Refine the minima of a search and return the best one."""
+        prior = self.view.prior
+        fit = replace(self, lit=candidate.lit).scaled(candidate.minima[0].parameters)
+        finals = sorted((fit.minimise(each.parameters) for each in candidate.minima), key=lambda state: state.cost)
+        best = finals[0]
+        gaps = [each.cost - best.cost for each in finals[1:] if prior.distance(each.parameters, best.parameters) > 0.1]
+        spread = settings.inflation * fit.covariance(best)[:3, :3] + settings.floor**2 * np.eye(3)
+        contrast = fit.cost_without_borders() - best.cost
+        return _Finished(best.parameters, spread, contrast, min(gaps, default=np.inf), fit.lit)
 
     def cost_without_borders(self) -> float:
         """Return the cost of a picture whose brightness differs only by image row and side of the target."""
@@ -605,19 +638,30 @@ class _Fit:
         return 0.5 * (_DOF + 1) * float(np.log1p(size / _DOF).sum())
 
 
-def _search(fit: _Fit, lights: Lights) -> tuple[_Fit, list[_State]]:
-    """Return the best minima from a grid of starts, best first, with the decision whether lamps are on."""
+class _Candidate(NamedTuple):
+    """Minima of a search, best first, with or without lamps."""
+
+    minima: list[_State]
+    lit: bool
+
+
+def _search(fit: _Fit, lights: Lights) -> list[_Candidate]:
+    """Return the minima from a grid of starts; where it is unclear whether lamps are on, both, the likelier first."""
     fit = replace(fit, lit=lights == "on").scaled(fit.view.prior.start)
-    found = _minima(fit)
+    found = _Candidate(_minima(fit), fit.lit)
     if lights != "auto":
-        return fit, found
+        return [found]
     lit = replace(fit, lit=True)
-    states = sorted((lit.minimise(state.parameters, steps=5) for state in found), key=lambda state: state.cost)
+    states = sorted((lit.minimise(state.parameters, steps=5) for state in found.minima), key=lambda state: state.cost)
+    gain = found.minima[0].cost - states[0].cost
     lamps = lit.lamp_columns(states[0].parameters)
     brightness = states[0].brightness[-sum(column.shape[1] for column in lamps) :][:2] if lamps else np.zeros((1, 3))
-    if found[0].cost - states[0].cost > _LIT_GAIN and brightness.mean(0).min() > 0:
-        return lit, states
-    return fit, found
+    if gain < _UNLIT_GAIN or brightness.mean(0).min() <= 0:
+        return [found]
+    both = [_Candidate(states, lit=True), found]
+    if gain > _SURELY_LIT_GAIN:
+        return both[:1]
+    return both if gain > _LIT_GAIN else both[::-1]
 
 
 def _minima(fit: _Fit) -> list[_State]:
