@@ -281,6 +281,11 @@ def test_two_wrong_corners_stay_within_the_protection_levels(pair: tuple[int, in
     assert not (beyond & found.trusted).any()
 
 
+def _with_fault(fault: str, prior: float) -> Risks:
+    risks = Risks(integrity=1e-2)
+    return replace(risks, rotation_fault=prior) if fault == "rotation" else replace(risks, lens_fault=prior)
+
+
 @pytest.mark.parametrize("fault", ["rotation", "lens"])
 def test_a_camera_that_is_wrong_stays_within_the_levels_that_allow_for_it(fault: str) -> None:
     """The mounting off by nine standard deviations, or the focal length by 30 of its."""
@@ -294,9 +299,7 @@ def test_a_camera_that_is_wrong_stays_within_the_levels_that_allow_for_it(fault:
     observations = Observations(
         camera, CORNERS, pixels, covariance, turned, 7e-4**2 * np.eye(3), intrinsics_covariance=lens
     )
-    plain, wide = (
-        assess(observations, risks=replace(Risks(integrity=1e-2), **{f"{fault}_fault": prior})) for prior in (0.0, 1e-3)
-    )
+    plain, wide = (assess(observations, risks=_with_fault(fault, prior)) for prior in (0.0, 1e-3))
     error = np.abs(wide.solution.position - place)[wide.trusted]
     assert len(error) > 10
     assert (error <= wide.levels[wide.trusted]).all()
