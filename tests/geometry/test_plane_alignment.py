@@ -108,7 +108,7 @@ def test_the_prior_stays_where_no_borders_are_seen(image: Array, word: str) -> N
 
 
 def test_a_target_outside_the_image_is_refused() -> None:
-    away = look_at(EYE, EYE + (-10.0, 0.0, 1.0))
+    away = look_at(EYE, EYE + np.array([-10.0, 0.0, 1.0]))
     found = align_model(picture(1), CAMERA, away, EYE, SPREAD, HeliPad())
     assert "pixels" in found.reason
 
