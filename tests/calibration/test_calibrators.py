@@ -308,6 +308,17 @@ def test_forward_scales_the_factors_and_keeps_the_dtype(dtype: torch.dtype) -> N
     assert gaussian(given_factors.reshape(4, 50, 3, 2, 2)).scale.shape == (4, 50, 3, 2, 2)
 
 
+@pytest.mark.parametrize("calibration", CALIBRATIONS)
+def test_without_shrinkage_a_keypoint_without_samples_takes_the_pooled_values(calibration: type[Any]) -> None:
+    residual, factors = random_data(np.random.default_rng(2), 400, 2, nu=5.0)
+    labelled = torch.ones(400, 2, dtype=torch.bool)
+    labelled[:, 1] = False
+    fitted = calibration(2, min_samples=0).fit(residual, factors, labelled)
+    for name, values in learned(fitted).items():
+        if name != "effective_samples_":
+            assert values[1] == pytest.approx(values[0], rel=1e-6), name
+
+
 def test_both_covariances_of_student_t() -> None:
     residual, factors = random_data(np.random.default_rng(0), 5000, 3, nu=3.0)
     moment = StudentTCalibration(3, covariance="moment").fit(residual, factors)

@@ -11,6 +11,7 @@ from halopose.cli.app import app
 from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.presets import PRESETS
+from halopose.hosts import loading
 from halopose.reports.paper_page import downweighting_plot, paper_files, paper_page
 from halopose.reports.svg_file import svg_file
 from halopose.studies.paper import PaperStudy, run_paper
@@ -74,5 +75,17 @@ def test_an_artifact_that_has_seen_all_images_is_refused(study: PaperStudy, data
         run_paper(host_of("11"), training, seen, tmp_path, artifact=study.heads)
 
 
-def test_the_command_names_its_files() -> None:
-    assert CliRunner().invoke(app, ["paper", "--help"]).exit_code == 0
+def test_the_command_writes_page_charts_heads_and_pictures(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = host_of("11")
+    monkeypatch.setattr(loading, "load_host", lambda *_, **__: host)
+    options = "--seeds 1 --bootstrap 2 --epochs 1 --imgsz 64 --calibration-share 0.5 --pictures 3 --workers 1"
+    arguments = ["paper", str(data), "--base", "base.pt", *options.split(), "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "preset: paper; departures from the paper: none" in done.output
+    out = tmp_path / "out"
+    assert {"paper.html", "paper.md", "heads.safetensors", "figure-4-1.svg"} <= {path.name for path in out.iterdir()}
+    text = (out / "paper.md").read_text(encoding="utf-8")
+    assert all((out / name).is_file() for name in re.findall(r"\]\((.*?)\)", text))

@@ -99,6 +99,11 @@ class Calibration(nn.Module, ABC):
         other.tau_ = self.tau_ * factor
         return other
 
+    @property
+    def _enough(self) -> Tensor:
+        """Which keypoints (K,) stand alone; one without samples never does."""
+        return (self.effective_samples_ >= self.min_samples) & (self.effective_samples_ > 0)
+
     def _shrink(self, own: Tensor, pooled: Tensor) -> Tensor:
         """Blend logarithms (K,) with the pooled one (1,) where samples are few."""
         share = (self.effective_samples_ / self.min_samples).clamp(max=1.0)
@@ -126,9 +131,7 @@ class GaussianCalibration(Calibration):
     def _fit(self, sample: Sample) -> None:
         pooled = gaussian_temperature(sample.pooled())
         own = gaussian_temperature(sample)
-        self.tau_ = torch.where(
-            self.effective_samples_ >= self.min_samples, own, self._shrink(own.log(), pooled.log()).exp()
-        )
+        self.tau_ = torch.where(self._enough, own, self._shrink(own.log(), pooled.log()).exp())
 
     def forward(self, scale_tril: Tensor) -> Gaussian:
         """Return the calibrated distribution of factors (..., K, 2, 2)."""
@@ -174,7 +177,7 @@ class StudentTCalibration(Calibration):
         self.register_buffer("moment_tau_", torch.ones(keypoints, dtype=torch.float64))
 
     def _fit(self, sample: Sample) -> None:
-        enough = self.effective_samples_ >= self.min_samples
+        enough = self._enough
         nu, tau = student_parameters(sample)
         moment = gaussian_temperature(sample)
         if not bool(enough.all()):
