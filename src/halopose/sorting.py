@@ -9,12 +9,14 @@ from halopose.types import Array
 
 def rising_order(values: Array) -> Array:
     """Return the indices (N,) that sort values in ascending order; NaN comes last."""
-    return np.argsort(values, kind="stable")
+    order = np.argsort(values)  # several times faster than a stable sort, and equal to it if no values are
+    ordered = values.take(order)
+    return order if np.all(ordered[1:] > ordered[:-1]) else np.argsort(values, kind="stable")
 
 
 def falling_order(values: Array) -> Array:
     """Return the indices (N,) that sort values in descending order; NaN comes last."""
-    return np.argsort(-values, kind="stable")
+    return rising_order(-values)
 
 
 def whole_order(numbers: Array) -> Array:

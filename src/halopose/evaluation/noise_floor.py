@@ -16,6 +16,7 @@ from halopose.evaluation.keypoint_statistics import KeypointStatistics
 from halopose.evaluation.match_scores import UNKNOWN_FLOOR, NoiseFloor
 from halopose.evaluation.metrics.variance import BINS
 from halopose.evaluation.scores import AXES
+from halopose.sorting import whole_order
 from halopose.types import Array
 
 DRAWS = 400
@@ -24,14 +25,14 @@ FEWEST_IMAGES = 10  # with fewer images there is no noise floor
 
 
 def random_signs(images: int, draws: int = DRAWS, seed: int = 0) -> Array:
-    """Random signs (draws, images) of the images.
+    """Random signs (draws, images) of the images, 1 or -1 in single precision.
 
     Args:
         images: Number of images.
         draws: Number of draws.
         seed: Seed of the draws.
     """
-    return np.random.default_rng(seed).integers(0, 2, (draws, images)).astype(np.float64) * 2 - 1
+    return np.random.default_rng(seed).integers(0, 2, (draws, images)).astype(np.float32) * 2 - 1
 
 
 def coverage_floor(level: Array, image: Array, signs: Array) -> NoiseFloor:
@@ -44,14 +45,35 @@ def coverage_floor(level: Array, image: Array, signs: Array) -> NoiseFloor:
     """
     images = signs.shape[1]
     counts = metrics.level_counts(level, image, images)
-    if np.count_nonzero(counts.sum(1)) < FEWEST_IMAGES:
+    if np.count_nonzero(counts.any(1)) < FEWEST_IMAGES:
         return UNKNOWN_FLOOR
-    inside, total = np.cumsum(counts, axis=1)[:, :-1], counts.sum(1)
-    deviation = inside - total[:, None] * (inside.sum(0) / total.sum())
-    return _summary(np.abs(signs @ deviation).mean(1) / total.sum())
+    # Sums of counts are whole numbers, which single precision holds exactly up to 2^24.
+    exact = np.float32 if len(level) < 2**24 else np.float64
+    drawn = np.cumsum(signs.astype(exact, copy=False) @ counts.astype(exact), axis=1, dtype=np.float64)
+    share = np.cumsum(counts.sum(0))[:-1] / len(level)
+    return _summary(np.abs(drawn[:, :-1] - drawn[:, -1:] * share).mean(1) / len(level))
 
 
-def variance_floor(predicted: Array, squared: Array, image: Array, seed: int = 0) -> NoiseFloor:
+def shuffled_places(image: Array, seed: int = 0) -> Array:
+    """Places (B, n) of keypoints, sorted by image, after permutations of whole images.
+
+    Args:
+        image: Image index (n,).
+        seed: Seed of the permutations.
+    """
+    size = np.bincount(image)
+    size = size[size > 0]
+    begin, rng = np.cumsum(size) - size, np.random.default_rng(seed)
+    draws = min(DRAWS, max(FEWEST_DRAWS, MOST_PERMUTED // len(image)))
+    places = np.empty((draws, len(image)), dtype=np.int32)
+    for row in places:
+        order = rng.permutation(len(size))
+        moved = size[order]
+        row[:] = np.repeat(begin[order] - (np.cumsum(moved) - moved), moved)
+    return places + np.arange(len(image), dtype=np.int32)
+
+
+def variance_floor(predicted: Array, squared: Array, image: Array, places: Array) -> NoiseFloor:
     """Noise floor of the ENCE, from permutations of the standardised squared residuals of whole images.
 
     Every predicted variance is then right up to a common factor, which is removed. Tails and clusters are kept.
@@ -60,28 +82,20 @@ def variance_floor(predicted: Array, squared: Array, image: Array, seed: int = 0
         predicted: Predicted variances (n,) in ascending order.
         squared: Squared residuals (n,) in the same order.
         image: Image index (n,) in the same order.
-        seed: Seed of the permutations of images.
+        places: ``shuffled_places`` (B, n) of the images.
     """
     bins, count = min(BINS, len(predicted)), len(predicted)
-    members = np.unique(image)
-    if len(members) < FEWEST_IMAGES:
+    if len(np.unique(image)) < FEWEST_IMAGES:
         return UNKNOWN_FLOOR
+    order = whole_order(image)
+    back = np.empty_like(order)
+    back[order] = np.arange(count)  # from the order of images to that of variances
+    standard = (squared / predicted)[order]
+    standard /= standard.mean()
     # The first bins hold one sample more, as in ``metrics.variance_bins``.
-    size, larger = divmod(count, bins)
-    number = np.repeat(np.arange(bins), size + (np.arange(bins) < larger))
-    total = np.bincount(number, predicted, bins)
-    standard = squared / predicted
-    standard = standard / standard.mean()
-    order = np.argsort(image, kind="stable")
-    bin_of, variance, standard = number[order], predicted[order], standard[order]
-    parts = np.split(np.arange(count), np.flatnonzero(np.diff(image[order])) + 1)
-    rng = np.random.default_rng(seed)
-    errors = []
-    for _ in range(min(DRAWS, max(FEWEST_DRAWS, MOST_PERMUTED // count))):
-        permuted = standard[np.concatenate([parts[place] for place in rng.permutation(len(parts))])]
-        ratio = np.bincount(bin_of, variance * permuted, bins) / total
-        errors.append(np.abs(np.sqrt(ratio) - 1).mean())
-    return _summary(np.array(errors))
+    begin = np.arange(bins) * (count // bins) + np.minimum(np.arange(bins), count % bins)
+    ratio = [np.add.reduceat(predicted * standard.take(row.take(back)), begin) for row in places]
+    return _summary(np.abs(np.sqrt(ratio / np.add.reduceat(predicted, begin)) - 1).mean(1))
 
 
 def floors_of(statistics: KeypointStatistics, image: Array, images: int, seed: int = 0) -> dict[str, NoiseFloor]:
@@ -93,12 +107,12 @@ def floors_of(statistics: KeypointStatistics, image: Array, images: int, seed: i
         images: Number of images.
         seed: Seed of the draws.
     """
-    signs, floors = random_signs(images, seed=seed), {}
+    signs, places, floors = random_signs(images, seed=seed), shuffled_places(image, seed), {}
     for axis in AXES:
         suffix = "" if axis == "joint" else f"_{axis}"
         floors[f"ace{suffix}"] = coverage_floor(statistics.level[axis], image, signs)
         order = statistics.by_variance[axis]
-        floors[f"ence{suffix}"] = variance_floor(*statistics.in_variance_order[axis], image.take(order), seed)
+        floors[f"ence{suffix}"] = variance_floor(*statistics.in_variance_order[axis], image.take(order), places)
     return floors
 
 
