@@ -28,22 +28,27 @@ from halopose.evaluation.evaluate import evaluate
 from halopose.matching import matched_poses
 from halopose.matching.matched_poses import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.protocol import Protocol
 from halopose.uncertainty import distributions
 
 COCO_VAL = World(images=2693, persons=6352, detections_per_image=20)  # the size of COCO val2017
-WHOLE = "whole protocol: three distributions, per keypoint and scale, before and after pruning; 6,352 persons"
+PAPER = "the paper's protocol: matching, five folds, three distributions, per keypoint and scale, pruned; 6,352 persons"
+WHOLE = "that, and regions, joint distribution, noise floors, proper scores and groups"
 PEERS: dict[str, tuple[Any, Any]] = {
     "pycocotools": (COCO, COCOeval),
     "faster-coco-eval": (FasterCOCO, COCOeval_faster),
 }
 
 
-def compare_protocol(peer: str, rounds: int) -> Comparison:
-    """The whole protocol against AP and AR by a package of PEERS."""
+def compare_protocol(peer: str, rounds: int, extended: bool) -> Comparison:
+    """The protocol, the paper's or extended, against AP and AR by a package of PEERS."""
     truth, detections = synthesize(COCO_VAL)
     objects = parse_ground_truth("truth", truth)
     poses = parse_predictions("predictions", detections, objects)
-    return compare(lambda: evaluate(match_poses(poses, objects)), _ap(*PEERS[peer], truth, detections), rounds)
+    protocol = Protocol(extended=extended)
+    return compare(
+        lambda: evaluate(match_poses(poses, objects), protocol=protocol), _ap(*PEERS[peer], truth, detections), rounds
+    )
 
 
 def _ap(kind: Any, evaluator: Any, truth: Any, detections: Any) -> Callable[[], None]:
@@ -134,9 +139,10 @@ STAGES: tuple[tuple[Any, str, str, str], ...] = (
     (matched_poses, "match_poses", "matching", "matching"),
     (evaluate_module, "cross_fitted", "folds", "fitting five folds"),
     (evaluate_module, "_one_distribution", "scores", "scoring three distributions, all keypoints and kept ones"),
-    (evaluate_module, "joint_gains", "joint", "the joint distribution"),
-    (evaluate_module, "score_regions", "regions", "conformal regions"),
     (metrics, "random_keypoint_precision", "random-rankings", "ten random rankings"),
+    (evaluate_module, "joint_gains", "joint", "extended: the joint distribution"),
+    (evaluate_module, "score_regions", "regions", "extended: conformal regions"),
+    (evaluate_module, "score_distribution", "floors", "extended: noise floors, proper scores and groups"),
 )
 LIBRARIES: tuple[tuple[Any, str], ...] = (
     (np, "argsort"),

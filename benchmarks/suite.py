@@ -79,18 +79,15 @@ def names() -> list[str]:
     return [f"{part}.{name}" for part, one in PARTS.items() for each in one.benchmarks for name in each.names]
 
 
-def _pycocotools(options: Options) -> Iterator[Row]:
-    from benchmarks.protocol import WHOLE, compare_protocol
+def _protocol(extended: bool, peer: str) -> Callable[[Options], Iterator[Row]]:
+    def measure(options: Options) -> Iterator[Row]:
+        from benchmarks.protocol import PAPER, WHOLE, compare_protocol
 
-    found = compare_protocol("pycocotools", options.rounds(5))
-    yield speedup("protocol.pycocotools", WHOLE, found, "pycocotools, AP alone")
+        found = compare_protocol(peer, options.rounds(7), extended)
+        name = f"protocol.{'' if extended else 'paper-'}{peer}"
+        yield speedup(name, WHOLE if extended else PAPER, found, f"{peer}, AP alone")
 
-
-def _faster_coco_eval(options: Options) -> Iterator[Row]:
-    from benchmarks.protocol import WHOLE, compare_protocol
-
-    found = compare_protocol("faster-coco-eval", options.rounds(5))
-    yield speedup("protocol.faster-coco-eval", WHOLE, found, "faster-coco-eval, AP alone")
+    return measure
 
 
 def _protocol_stages(options: Options) -> Iterator[Row]:
@@ -269,7 +266,7 @@ def _growth_names(kind: str) -> tuple[str, ...]:
     return tuple(f"{kind}-{times}x{what}" for times in GROWTH for what in ("", "-memory"))
 
 
-_STAGES = ("matching", "folds", "scores", "joint", "regions", "random-rankings", "rest")
+_STAGES = ("matching", "folds", "scores", "random-rankings", "joint", "regions", "floors", "rest")
 _FAST = ("fast-readers", "fast-processes")
 _PLAN = (
     *("reading", "model", "windows", "writing", "epoch", "size"),
@@ -280,8 +277,10 @@ PARTS = {
     "protocol": Part(
         "Protocol",
         (
-            Benchmark(("pycocotools",), _pycocotools, short=True),
-            Benchmark(("faster-coco-eval",), _faster_coco_eval, short=True),
+            Benchmark(("paper-pycocotools",), _protocol(False, "pycocotools"), short=True),
+            Benchmark(("paper-faster-coco-eval",), _protocol(False, "faster-coco-eval"), short=True),
+            Benchmark(("pycocotools",), _protocol(True, "pycocotools"), short=True),
+            Benchmark(("faster-coco-eval",), _protocol(True, "faster-coco-eval"), short=True),
             Benchmark(("one-thread", *(f"stage.{name}" for name in _STAGES), "library-calls"), _protocol_stages),
         ),
     ),

@@ -47,6 +47,8 @@ class Protocol:
         bootstrap: Number of bootstrap draws over images.
         seed: Seed of the bootstrap and of the random ranking.
         region_scales: Fit separate regions and correlations for each object scale.
+        extended: Also evaluate what the paper does not have: conformal regions, the joint distribution, noise floors,
+            proper scores and groups of keypoints.
 
     Example:
         >>> Protocol(bootstrap=200).oks_threshold
@@ -71,6 +73,7 @@ class Protocol:
     bootstrap: int = 0
     seed: int = 0
     region_scales: bool = False
+    extended: bool = True
 
     def __post_init__(self) -> None:
         risk_guarantee(self.threshold_rule)

@@ -297,9 +297,11 @@ def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Arra
         if best > shown[among].min(initial=np.inf):
             visible = best
     keep = keep_mask(every, threshold, visibility, visible)
-    scales = _object_scales(source.of(matched.box_area), matched.layout, protocol)
-    distance = source.of(matched.distance)
-    regions = fit_regions(distance, labelled, image_ids, keep=keep, places=source.places, **scales)
+    regions = None
+    if protocol.extended:
+        scales = _object_scales(source.of(matched.box_area), matched.layout, protocol)
+        distance = source.of(matched.distance)
+        regions = fit_regions(distance, labelled, image_ids, keep=keep, places=source.places, **scales)
     split_student = None
     if protocol.split_student and known.student is None:
         parts = source.of(matched.residual), source.of(matched.scale_tril), labelled, keep
@@ -485,19 +487,15 @@ def cross_fit(
     numbers, fold = np.unique(image_folds(matched.image_ids, protocol.folds), return_inverse=True)
     # Computed once for all folds.
     _ = matched.scale_tril, matched.covariance_tril
-    run_parallel(
-        [
-            lambda: (matched.places, matched.covariance_distance),
-            lambda: (matched.direction, matched.similarity),
-        ]
-    )
+    shared = ("places", "direction") if protocol.extended else ()
+    run_parallel([partial(getattr, matched, name) for name in (*shared, "covariance_distance", "similarity")])
     entries, known = _entries(matched), _Known(gaussian, student, threshold)
     others = [_Source(matched, np.flatnonzero(fold != number)) for number in range(len(numbers))]
     pieces: list[Callable[[], Any]] = [partial(_fit_alone, other, protocol, known, entries) for other in others]
     # The correlation of a fold is a separate task, for better load balance.
-    pieces += [partial(_fit_correlation, other, protocol) for other in others]
+    pieces += [partial(_fit_correlation, other, protocol) for other in others if protocol.extended]
     found = run_parallel(pieces)
-    fitted, correlations = found[: len(numbers)], found[len(numbers) :]
+    fitted, correlations = found[: len(numbers)], found[len(numbers) :] or [None] * len(numbers)
     names = [name for name, value in vars(known).items() if value is not None]
     source = f"{len(fitted)} folds of images, each scored with what was fitted on the others"
     if names:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from halopose.evaluation.noise_floor import coverage_floor, floors_of, random_si
 from halopose.evaluation.region_evaluation import RegionEvaluation
 from halopose.evaluation.region_scores import REGION_LEVELS
 from halopose.matching.matched_poses import MatchedPoses
-from halopose.parallel import run_parallel
 from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, StudentT
@@ -39,59 +37,36 @@ _SCORES = ((0.25, "under 0.25"), (0.5, "0.25 to 0.5"), (0.75, "0.5 to 0.75"), (m
 _QUARTERS = ("smallest quarter", "second quarter", "third quarter", "largest quarter")
 
 
-def score_matches(matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol) -> MatchScores:
-    """Evaluate the calibration of all distributions on one kind of true positives, with noise floors, and by group.
+@dataclass(frozen=True)
+class MatchPart:
+    """Scores of one distribution on one kind of true positives, and its calibration by group of keypoints."""
+
+    scores: MatchedDistribution
+    groups: tuple[GroupCalibration, ...]
+
+
+def score_distribution(
+    matched: MatchedPoses,
+    distributions: DistributionSet,
+    name: str,
+    protocol: Protocol,
+    statistics: KeypointStatistics | None = None,
+) -> MatchPart:
+    """Evaluate the calibration of one distribution, with noise floors, and by group.
 
     Args:
         matched: The true positives.
-        distributions: Distributions to evaluate.
-        protocol: Settings of the evaluation; ``match`` is the kind of match.
+        distributions: All distributions.
+        name: Name of the distribution.
+        protocol: Settings of the evaluation.
+        statistics: Statistics of the labelled keypoints, if already computed.
     """
-    labelled = matched.labelled
-    instance, _ = np.nonzero(labelled)
-    images, image = np.unique(matched.image_ids, return_inverse=True)
-    image = image[instance]
-    statistics = {
-        name: KeypointStatistics.of(distribution, matched, protocol)
-        for name, distribution in distributions.distributions.items()
-    }
-    gaussian, grouped = statistics["gaussian"], {name: statistics[name] for name in GROUPED}
-    correct = gaussian.residuals.similarity >= protocol.gamma_ks
-    selective = partial(
-        selective_scores, gaussian.confidence, correct, image, len(images), protocol.bootstrap, protocol.seed
-    )
-    tasks: list[Callable[[], Any]] = [
-        lambda: tuple(_groups(matched, gaussian, grouped, image, protocol)),
-        selective,
-        *(
-            partial(_distribution, matched, distributions.distributions[name], one, image, len(images), protocol)
-            for name, one in statistics.items()
-        ),
-    ]
-    groups, ranking, *by_distribution = run_parallel(tasks)
-    return MatchScores(
-        condition=CONDITIONS[protocol.match].format(**vars(protocol)),
-        images=len(images),
-        instances=len(matched),
-        keypoints=len(instance),
-        distributions=dict(zip(statistics, by_distribution, strict=True)),
-        groups=groups,
-        selective=ranking,
-        regions=_region_coverage(matched, distributions),
-    )
-
-
-def _distribution(
-    matched: MatchedPoses,
-    distribution: Bivariate,
-    statistics: KeypointStatistics,
-    image: Array,
-    images: int,
-    protocol: Protocol,
-) -> MatchedDistribution:
+    distribution = distributions.distributions[name]
+    statistics = statistics or KeypointStatistics.of(distribution, matched, protocol)
+    images, image = _images(matched)
     curve = metrics.coverage_of_levels(statistics.level["joint"])[0]
     bins = metrics.variance_bins(*statistics.in_variance_order["joint"], presorted=True)
-    return MatchedDistribution(
+    scores = MatchedDistribution(
         ace=float(metrics.average_coverage_error(curve)),
         ence=metrics.expected_normalized_calibration_error(bins),
         nll=float(statistics.nll.mean()),
@@ -99,6 +74,52 @@ def _distribution(
         floors=floors_of(statistics, image, images, protocol.seed),
         proper=proper_scores(matched, distribution),
     )
+    level, groups = statistics.level["joint"], _groups(matched, distributions, protocol) if name in GROUPED else ()
+    return MatchPart(scores, tuple(_group_calibration(level[rows], image[rows], protocol) for _, _, rows in groups))
+
+
+def score_matches(
+    matched: MatchedPoses,
+    distributions: DistributionSet,
+    protocol: Protocol,
+    parts: Mapping[str, MatchPart] | None = None,
+) -> MatchScores:
+    """Evaluate the calibration of all distributions on one kind of true positives.
+
+    Args:
+        matched: The true positives.
+        distributions: Distributions that were evaluated.
+        protocol: Settings of the evaluation; ``match`` is the kind of match.
+        parts: Scores by distribution, if already computed.
+    """
+    if parts is None:
+        parts = {
+            name: score_distribution(matched, distributions, name, protocol) for name in distributions.distributions
+        }
+    images, image = _images(matched)
+    confidence = distributions.confidence[matched.labelled]
+    correct = matched.similarity[matched.labelled] >= protocol.gamma_ks
+    groups = _groups(matched, distributions, protocol)
+    calibrations = zip(*(parts[name].groups for name in GROUPED), strict=True)
+    return MatchScores(
+        condition=CONDITIONS[protocol.match].format(**vars(protocol)),
+        images=images,
+        instances=len(matched),
+        keypoints=len(image),
+        distributions={name: part.scores for name, part in parts.items()},
+        groups=tuple(
+            KeypointGroup(kind, name, len(rows), len(np.unique(image[rows])), dict(zip(GROUPED, found, strict=True)))
+            for (kind, name, rows), found in zip(groups, calibrations, strict=True)
+        ),
+        selective=selective_scores(confidence, correct, image, images, protocol.bootstrap, protocol.seed),
+        regions=_region_coverage(matched, distributions),
+    )
+
+
+def _images(matched: MatchedPoses) -> tuple[int, Array]:
+    """Number of images, and the image index (n,) of each labelled keypoint."""
+    images, image = np.unique(matched.image_ids, return_inverse=True)
+    return len(images), image.repeat(matched.labelled.sum(1))
 
 
 def proper_scores(matched: MatchedPoses, distribution: Bivariate) -> ProperScores:
@@ -135,32 +156,30 @@ def proper_scores(matched: MatchedPoses, distribution: Bivariate) -> ProperScore
     )
 
 
+def _group_calibration(level: Array, image: Array, protocol: Protocol) -> GroupCalibration:
+    """Calibration of a group from the ``level_index`` (n,) and image index (n,) of its keypoints."""
+    present, own = np.unique(image, return_inverse=True)
+    curve = metrics.coverage_of_levels(level)[0]
+    return GroupCalibration(
+        float(metrics.average_coverage_error(curve)),
+        coverage_floor(level, own, random_signs(len(present), seed=protocol.seed)),
+        {level: float(curve[level - 1]) for level in MATCH_LEVELS},
+    )
+
+
 def _groups(
-    matched: MatchedPoses,
-    gaussian: KeypointStatistics,
-    statistics: dict[str, KeypointStatistics],
-    image: Array,
-    protocol: Protocol,
-) -> Iterator[KeypointGroup]:
-    for kind, name, mask in _masks(matched, gaussian, protocol):
+    matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol
+) -> Iterator[tuple[str, str, Array]]:
+    """Kind, name and keypoint indices of each group that has keypoints."""
+    for kind, name, mask in _masks(matched, distributions, protocol):
         rows = np.flatnonzero(mask)
-        if not len(rows):
-            continue
-        present, own = np.unique(image[rows], return_inverse=True)
-        signs = random_signs(len(present), seed=protocol.seed)
-        found = {}
-        for distribution, one in statistics.items():
-            level = one.level["joint"][rows]
-            curve = metrics.coverage_of_levels(level)[0]
-            found[distribution] = GroupCalibration(
-                float(metrics.average_coverage_error(curve)),
-                coverage_floor(level, own, signs),
-                {level: float(curve[level - 1]) for level in MATCH_LEVELS},
-            )
-        yield KeypointGroup(kind, name, len(rows), len(present), found)
+        if len(rows):
+            yield kind, name, rows
 
 
-def _masks(matched: MatchedPoses, gaussian: KeypointStatistics, protocol: Protocol) -> Iterator[tuple[str, str, Array]]:
+def _masks(
+    matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol
+) -> Iterator[tuple[str, str, Array]]:
     """Kind, name and mask (n,) of each group."""
     instance, keypoint = np.nonzero(matched.labelled)
     if matched.occluded is not None:
@@ -179,7 +198,7 @@ def _masks(matched: MatchedPoses, gaussian: KeypointStatistics, protocol: Protoc
         len(edges) + 1, tuple(f"scale {number + 1}" for number in range(len(edges) + 1))
     )
     yield from (("object size", name, scale == number) for number, name in enumerate(names))
-    relative_variance = -gaussian.confidence  # variance over (kappa s)^2
+    relative_variance = -distributions.confidence[matched.labelled]  # variance over (kappa s)^2
     quarter = np.searchsorted(np.quantile(relative_variance, [0.25, 0.5, 0.75]), relative_variance)
     yield from (("stated sigma", name, quarter == number) for number, name in enumerate(_QUARTERS))
     yield from (("keypoint", name, keypoint == number) for number, name in enumerate(matched.layout.names))

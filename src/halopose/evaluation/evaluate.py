@@ -13,7 +13,7 @@ from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross
 from halopose.calibration.dispersion_model import match_predicted
 from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import confidence_interval
-from halopose.evaluation.conditional_coverage import score_matches
+from halopose.evaluation.conditional_coverage import MatchPart, score_distribution, score_matches
 from halopose.evaluation.custom_metrics import score_custom
 from halopose.evaluation.keypoint_statistics import KeypointStatistics, curves_of, summaries_by
 from halopose.evaluation.region_evaluation import RegionEvaluation, joint_gains, score_joint, score_regions
@@ -103,9 +103,11 @@ def evaluate_predictions(
     with single_threaded():
         fitted = cross_fit(matched, protocol, **known)
         distributions = fitted.apply(matched)
-        other = replace(protocol, match="box" if protocol.match == "oks" else "oks")
-        also = match_predicted(predictions, truth, other)
-        others = [(also, fitted.apply(also, other), other)] if also.labelled.any() else []
+        others = []
+        if protocol.extended:
+            other = replace(protocol, match="box" if protocol.match == "oks" else "oks")
+            also = match_predicted(predictions, truth, other)
+            others = [(also, fitted.apply(also, other), other)] if also.labelled.any() else []
         return _evaluate(matched, distributions, protocol, progress, others)
 
 
@@ -129,16 +131,26 @@ def _evaluate(
             _distribution_scores, "uncalibrated", distributions, matched, evaluated, protocol, scales
         ),
         **_joint_scores(matched, distributions, regions, protocol, edges, scales),
+        **{
+            f"{which.match} {name}": partial(score_distribution, poses, one, name, which)
+            for poses, one, which in others
+            for name in one.distributions
+        },
         "akp_random": partial(metrics.random_keypoint_precision, evaluated.similarity, seed=protocol.seed),
         "calibration": partial(_calibration, distributions),
         "akp_visibility": partial(metrics.average_keypoint_precision, evaluated.visibility, evaluated.similarity),
     }
     found: dict[str, Any] = dict(zip(tasks, run_parallel(list(tasks.values())), strict=True))
     by_distribution: dict[str, _Scored] = {"uncalibrated": found.pop("uncalibrated"), **found.pop("calibrated")}
+    parts = {protocol.match: {name: one.match for name, one in by_distribution.items() if one.match is not None}}
+    for _, one, which in others:
+        parts[which.match] = {name: found.pop(f"{which.match} {name}") for name in one.distributions}
     found |= {name: one.whole for name, one in by_distribution.items()}
     if regions is not None:
         alone = {name: one.whole.nll for name, one in by_distribution.items()}
         found["joint"] = score_joint(matched, found["joint"], alone, regions, protocol)
+    kinds = ((matched, distributions, protocol), *others) if protocol.extended else ()
+    matches = run_parallel([partial(score_matches, *kind, parts[kind[2].match]) for kind in kinds])
     curve = by_distribution["gaussian"].pruning_curve
     assert curve is not None
     scores = Scores(
@@ -157,10 +169,7 @@ def _evaluate(
         cells=_cells(evaluated, len(matched.layout), {name: one.cells for name, one in by_distribution.items()}),
         limbs=matched.layout.limbs,
         custom=score_custom(custom_metrics(), matched, distributions, evaluated, protocol),
-        matches={
-            which.match: score_matches(poses, one, which)
-            for poses, one, which in ((matched, distributions, protocol), *others)
-        },
+        matches={kind[2].match: one for kind, one in zip(kinds, matches, strict=True)},
         **found,
     )
     if not protocol.bootstrap:
@@ -199,6 +208,7 @@ class _Scored:
         covariance: Entries (n,) of the covariance by name.
         pruning_curve: For the Gaussian only.
         statistics: Statistics of all and of the kept keypoints, if a bootstrap needs them.
+        match: Scores for ``Scores.matches``; None if the evaluation is not extended.
     """
 
     whole: DistributionScores
@@ -207,6 +217,7 @@ class _Scored:
     covariance: dict[str, Array]
     pruning_curve: PruningCurve | None
     statistics: tuple[KeypointStatistics, KeypointStatistics] | None
+    match: MatchPart | None
 
 
 def _calibrated_scores(
@@ -253,13 +264,14 @@ def _distribution_scores(
     scores = _one_distribution(whole, cell, names, scales, names, reuse[0])
     cells = metrics.coverage_of_levels(whole.level["joint"], None, cell, count)
     curve = _pruning_curve(whole, protocol) if name == "gaussian" else None
+    match = score_distribution(matched, distributions, name, protocol, whole) if protocol.extended else None
     kept = whole.take(evaluated.kept, evaluated.kept_residuals)
     statistics = (whole, kept) if protocol.bootstrap else None
     covariance = whole.covariance
     del whole  # frees as much memory as the rest needs
     plotted = names if name == "gaussian" else ()
     kept_scores = _one_distribution(kept, cell[evaluated.kept], names, scales, plotted, reuse[1])
-    return _Scored(scores, kept_scores, cells, covariance, curve, statistics)
+    return _Scored(scores, kept_scores, cells, covariance, curve, statistics, match)
 
 
 def _one_distribution(
