@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,14 +20,16 @@ from halopose.evaluation.match_scores import (
     KeypointGroup,
     MatchedDistribution,
     MatchScores,
+    NoiseFloor,
     ProperScores,
 )
 from halopose.evaluation.metrics.proper_scores import crps_gaussian, crps_student, energy_score, pit_histogram
 from halopose.evaluation.metrics.selective import selective_scores
-from halopose.evaluation.noise_floor import coverage_floor, floors_of, random_signs
+from halopose.evaluation.noise_floor import coverage_floors, floors_of
 from halopose.evaluation.region_evaluation import RegionEvaluation
 from halopose.evaluation.region_scores import REGION_LEVELS
 from halopose.matching.matched_poses import MatchedPoses
+from halopose.parallel import run_parallel
 from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, StudentT
@@ -39,10 +43,10 @@ _QUARTERS = ("smallest quarter", "second quarter", "third quarter", "largest qua
 
 @dataclass(frozen=True)
 class MatchPart:
-    """Scores of one distribution on one kind of true positives, and its calibration by group of keypoints."""
+    """Scores of one distribution on one kind of true positives, and the ``level_index`` (n,) of its keypoints."""
 
     scores: MatchedDistribution
-    groups: tuple[GroupCalibration, ...]
+    level: Array
 
 
 def score_distribution(
@@ -52,7 +56,7 @@ def score_distribution(
     protocol: Protocol,
     statistics: KeypointStatistics | None = None,
 ) -> MatchPart:
-    """Evaluate the calibration of one distribution, with noise floors, and by group.
+    """Evaluate the calibration of one distribution, with noise floors.
 
     Args:
         matched: The true positives.
@@ -74,8 +78,7 @@ def score_distribution(
         floors=floors_of(statistics, image, images, protocol.seed),
         proper=proper_scores(matched, distribution),
     )
-    level, groups = statistics.level["joint"], _groups(matched, distributions, protocol) if name in GROUPED else ()
-    return MatchPart(scores, tuple(_group_calibration(level[rows], image[rows], protocol) for _, _, rows in groups))
+    return MatchPart(scores, statistics.level["joint"])
 
 
 def score_matches(
@@ -99,19 +102,19 @@ def score_matches(
     images, image = _images(matched)
     confidence = distributions.confidence[matched.labelled]
     correct = matched.similarity[matched.labelled] >= protocol.gamma_ks
-    groups = _groups(matched, distributions, protocol)
-    calibrations = zip(*(parts[name].groups for name in GROUPED), strict=True)
+    tasks: list[Callable[[], Any]] = [
+        partial(_groups, matched, distributions, image, [parts[name].level for name in GROUPED], protocol),
+        partial(selective_scores, confidence, correct, image, images, protocol.bootstrap, protocol.seed),
+    ]
+    groups, selective = run_parallel(tasks)
     return MatchScores(
         condition=CONDITIONS[protocol.match].format(**vars(protocol)),
         images=images,
         instances=len(matched),
         keypoints=len(image),
         distributions={name: part.scores for name, part in parts.items()},
-        groups=tuple(
-            KeypointGroup(kind, name, len(rows), len(np.unique(image[rows])), dict(zip(GROUPED, found, strict=True)))
-            for (kind, name, rows), found in zip(groups, calibrations, strict=True)
-        ),
-        selective=selective_scores(confidence, correct, image, images, protocol.bootstrap, protocol.seed),
+        groups=groups,
+        selective=selective,
         regions=_region_coverage(matched, distributions),
     )
 
@@ -156,25 +159,28 @@ def proper_scores(matched: MatchedPoses, distribution: Bivariate) -> ProperScore
     )
 
 
-def _group_calibration(level: Array, image: Array, protocol: Protocol) -> GroupCalibration:
-    """Calibration of a group from the ``level_index`` (n,) and image index (n,) of its keypoints."""
-    present, own = np.unique(image, return_inverse=True)
-    curve = metrics.coverage_of_levels(level)[0]
-    return GroupCalibration(
-        float(metrics.average_coverage_error(curve)),
-        coverage_floor(level, own, random_signs(len(present), seed=protocol.seed)),
-        {level: float(curve[level - 1]) for level in MATCH_LEVELS},
-    )
-
-
 def _groups(
-    matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol
-) -> Iterator[tuple[str, str, Array]]:
-    """Kind, name and keypoint indices of each group that has keypoints."""
+    matched: MatchedPoses, distributions: DistributionSet, image: Array, levels: Sequence[Array], protocol: Protocol
+) -> tuple[KeypointGroup, ...]:
+    """Calibration of each group that has keypoints, from the ``level_index`` (n,) of the GROUPED distributions."""
+    found = []
     for kind, name, mask in _masks(matched, distributions, protocol):
         rows = np.flatnonzero(mask)
-        if len(rows):
-            yield kind, name, rows
+        if not len(rows):
+            continue
+        present, own = np.unique(image[rows], return_inverse=True)
+        inside = [level[rows] for level in levels]
+        floors = coverage_floors(inside, own, len(present), protocol.seed)
+        calibrations = [_group_calibration(*pair) for pair in zip(inside, floors, strict=True)]
+        by_name = dict(zip(GROUPED, calibrations, strict=True))
+        found.append(KeypointGroup(kind, name, len(rows), len(present), by_name))
+    return tuple(found)
+
+
+def _group_calibration(level: Array, floor: NoiseFloor) -> GroupCalibration:
+    curve = metrics.coverage_of_levels(level)[0]
+    coverage = {level: float(curve[level - 1]) for level in MATCH_LEVELS}
+    return GroupCalibration(float(metrics.average_coverage_error(curve)), floor, coverage)
 
 
 def _masks(

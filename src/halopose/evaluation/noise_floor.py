@@ -9,6 +9,8 @@ Cameron, Gelbach and Miller 2008). ENCE: standardised residuals are permuted bet
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from halopose.evaluation import metrics
@@ -16,86 +18,75 @@ from halopose.evaluation.keypoint_statistics import KeypointStatistics
 from halopose.evaluation.match_scores import UNKNOWN_FLOOR, NoiseFloor
 from halopose.evaluation.metrics.variance import BINS
 from halopose.evaluation.scores import AXES
+from halopose.parallel import blocks
 from halopose.sorting import whole_order
 from halopose.types import Array
 
 DRAWS = 400
 FEWEST_DRAWS, MOST_PERMUTED = 50, 2_000_000  # for the ENCE: draws, and keypoints summed over draws
+MOST_SIGNS = 4_000_000  # in memory at once
 FEWEST_IMAGES = 10  # with fewer images there is no noise floor
 
 
-def random_signs(images: int, draws: int = DRAWS, seed: int = 0) -> Array:
-    """Random signs (draws, images) of the images, 1 or -1 in single precision.
+def coverage_floors(levels: Sequence[Array], image: Array, images: int, seed: int = 0) -> list[NoiseFloor]:
+    """Noise floors of the ACE of several distributions of the same keypoints.
 
     Args:
+        levels: ``level_index`` (n,) of the keypoints, by distribution.
+        image: Image index (n,).
         images: Number of images.
-        draws: Number of draws.
-        seed: Seed of the draws.
+        seed: Seed of the random signs.
     """
-    return np.random.default_rng(seed).integers(0, 2, (draws, images)).astype(np.float32) * 2 - 1
-
-
-def coverage_floor(level: Array, image: Array, signs: Array) -> NoiseFloor:
-    """Noise floor of the ACE.
-
-    Args:
-        level: ``level_index`` (n,) of the keypoints.
-        image: Image index (n,).
-        signs: Signs (B, I) of the images.
-    """
-    images = signs.shape[1]
-    counts = metrics.level_counts(level, image, images)
-    if np.count_nonzero(counts.any(1)) < FEWEST_IMAGES:
-        return UNKNOWN_FLOOR
+    counts = np.stack([metrics.level_counts(level, image, images) for level in levels], axis=1)
+    if np.count_nonzero(counts[:, 0].any(1)) < FEWEST_IMAGES:
+        return [UNKNOWN_FLOOR] * len(levels)
     # Sums of counts are whole numbers, which single precision holds exactly up to 2^24.
-    exact = np.float32 if len(level) < 2**24 else np.float64
-    drawn = np.cumsum(signs.astype(exact, copy=False) @ counts.astype(exact), axis=1, dtype=np.float64)
-    share = np.cumsum(counts.sum(0))[:-1] / len(level)
-    return _summary(np.abs(drawn[:, :-1] - drawn[:, -1:] * share).mean(1) / len(level))
+    exact = np.float32 if len(image) < 2**24 else np.float64
+    columns, rng = counts.reshape(images, -1).astype(exact), np.random.default_rng(seed)
+    share = (np.cumsum(counts.sum(0), axis=1) / len(image))[:, :-1]
+    draws = []
+    for rows in blocks(DRAWS, max(1, MOST_SIGNS // images)):
+        signs = rng.integers(0, 2, (rows.stop - rows.start, images)).astype(exact) * 2 - 1
+        drawn = np.cumsum((signs @ columns).reshape(len(signs), *counts.shape[1:]), axis=2, dtype=np.float64)
+        draws.append(np.abs(drawn[..., :-1] - drawn[..., -1:] * share).mean(2) / len(image))
+    return [_summary(column) for column in np.concatenate(draws).T]
 
 
-def shuffled_places(image: Array, seed: int = 0) -> Array:
-    """Places (B, n) of keypoints, sorted by image, after permutations of whole images.
-
-    Args:
-        image: Image index (n,).
-        seed: Seed of the permutations.
-    """
-    size = np.bincount(image)
-    size = size[size > 0]
-    begin, rng = np.cumsum(size) - size, np.random.default_rng(seed)
-    draws = min(DRAWS, max(FEWEST_DRAWS, MOST_PERMUTED // len(image)))
-    places = np.empty((draws, len(image)), dtype=np.int32)
-    for row in places:
-        order = rng.permutation(len(size))
-        moved = size[order]
-        row[:] = np.repeat(begin[order] - (np.cumsum(moved) - moved), moved)
-    return places + np.arange(len(image), dtype=np.int32)
-
-
-def variance_floor(predicted: Array, squared: Array, image: Array, places: Array) -> NoiseFloor:
-    """Noise floor of the ENCE, from permutations of the standardised squared residuals of whole images.
+def variance_floors(statistics: KeypointStatistics, image: Array, seed: int = 0) -> list[NoiseFloor]:
+    """Noise floors of the ENCE by axis, from permutations of the standardised squared residuals of whole images.
 
     Every predicted variance is then right up to a common factor, which is removed. Tails and clusters are kept.
 
     Args:
-        predicted: Predicted variances (n,) in ascending order.
-        squared: Squared residuals (n,) in the same order.
-        image: Image index (n,) in the same order.
-        places: ``shuffled_places`` (B, n) of the images.
+        statistics: Statistics of n keypoints.
+        image: Image index (n,).
+        seed: Seed of the permutations of images.
     """
-    bins, count = min(BINS, len(predicted)), len(predicted)
-    if len(np.unique(image)) < FEWEST_IMAGES:
-        return UNKNOWN_FLOOR
-    order = whole_order(image)
-    back = np.empty_like(order)
-    back[order] = np.arange(count)  # from the order of images to that of variances
-    standard = (squared / predicted)[order]
-    standard /= standard.mean()
-    # The first bins hold one sample more, as in ``metrics.variance_bins``.
-    begin = np.arange(bins) * (count // bins) + np.minimum(np.arange(bins), count % bins)
-    ratio = [np.add.reduceat(predicted * standard.take(row.take(back)), begin) for row in places]
-    return _summary(np.abs(np.sqrt(ratio / np.add.reduceat(predicted, begin)) - 1).mean(1))
+    count, size = len(image), np.bincount(image)
+    size = size[size > 0]
+    if len(size) < FEWEST_IMAGES:
+        return [UNKNOWN_FLOOR] * len(AXES)
+    bins = min(BINS, count)
+    number = np.repeat(np.arange(bins), count // bins + (np.arange(bins) < count % bins))
+    columns = [
+        _by_image(*statistics.in_variance_order[axis], number, image[statistics.by_variance[axis]]) for axis in AXES
+    ]
+    total = [np.bincount(bin_of, variance, bins) for bin_of, variance, _ in columns]
+    begin, rng = np.cumsum(size) - size, np.random.default_rng(seed)
+    draws = []
+    for _ in range(min(DRAWS, max(FEWEST_DRAWS, MOST_PERMUTED // count))):
+        order = rng.permutation(len(size))
+        moved = size[order]
+        place = np.repeat(begin[order] - (np.cumsum(moved) - moved), moved) + np.arange(count)
+        draws.append([np.bincount(bin_of, variance * standard[place], bins) for bin_of, variance, standard in columns])
+    errors = np.abs(np.sqrt(np.array(draws) / total) - 1).mean(2)
+    return [_summary(column) for column in errors.T]
+
+
+def _by_image(predicted: Array, squared: Array, number: Array, image: Array) -> tuple[Array, Array, Array]:
+    """Bins, predicted variances and standardised squares (n,), sorted by image, from arrays sorted by variance."""
+    standard, order = squared / predicted, whole_order(image)
+    return number[order], predicted[order], (standard / standard.mean())[order]
 
 
 def floors_of(statistics: KeypointStatistics, image: Array, images: int, seed: int = 0) -> dict[str, NoiseFloor]:
@@ -107,13 +98,12 @@ def floors_of(statistics: KeypointStatistics, image: Array, images: int, seed: i
         images: Number of images.
         seed: Seed of the draws.
     """
-    signs, places, floors = random_signs(images, seed=seed), shuffled_places(image, seed), {}
-    for axis in AXES:
-        suffix = "" if axis == "joint" else f"_{axis}"
-        floors[f"ace{suffix}"] = coverage_floor(statistics.level[axis], image, signs)
-        order = statistics.by_variance[axis]
-        floors[f"ence{suffix}"] = variance_floor(*statistics.in_variance_order[axis], image.take(order), places)
-    return floors
+    found = {
+        "ace": coverage_floors([statistics.level[axis] for axis in AXES], image, images, seed),
+        "ence": variance_floors(statistics, image, seed),
+    }
+    suffixes = ["" if axis == "joint" else f"_{axis}" for axis in AXES]
+    return {name + suffix: floor for name, row in found.items() for suffix, floor in zip(suffixes, row, strict=True)}
 
 
 def _summary(draws: Array) -> NoiseFloor:
