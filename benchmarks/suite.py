@@ -166,6 +166,16 @@ def _novelty(options: Options) -> Iterator[Row]:
     yield cost("predicting.novelty", what, compare_novelty(options.rounds(40)))
 
 
+def _starting(options: Options) -> Iterator[Row]:
+    from benchmarks.starting import compare_predict, help_seconds, import_seconds
+
+    rounds = options.rounds(5)
+    yield seconds("starting.import", "`import halopose`, processor time without Python's start", import_seconds(rounds))
+    yield seconds("starting.help", "`halopose --help`, processor time", help_seconds(rounds))
+    what = "`halopose predict` on one photograph with its start, processor time"
+    yield cost("starting.predict", what, compare_predict(rounds), "`yolo predict`")
+
+
 def _correlation(_: Options) -> Iterator[Row]:
     from benchmarks.regions import KEYPOINTS, PERSONS, correlation_seconds
 
@@ -309,6 +319,7 @@ PARTS = {
             Benchmark(("correlation",), _correlation),
         ),
     ),
+    "starting": Part("Start", (Benchmark(("import", "help", "predict"), _starting, short=True),)),
     "exporting": Part("Exported models", (Benchmark(("topk", "dense", "pytorch"), _exporting, short=True),)),
     "training": Part("Training", (Benchmark(("epoch", "convolutions", "products"), _training, short=True),)),
     "collecting": Part(

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import optimize
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
@@ -251,6 +250,8 @@ def _fit_dof(found: Correlation, survival: Array, direction: Array, labelled: Ar
         length = np.sqrt(squared)
         distance = ((forms @ length[..., None])[..., 0] * length).sum(1)
         return -float(log_dependence(squared, distance, labelled, dof).mean())
+
+    from scipy import optimize  # predicting starts without it
 
     best = optimize.minimize_scalar(loss, bounds=tuple(np.log(DOF_RANGE)), method="bounded", options={"xatol": 0.02})
     return math.exp(best.x) if best.fun < loss(math.inf) - 1e-4 else math.inf

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-from scipy.optimize import minimize
 
 from halopose.calibration.dispersion_features import (
     FEATURES,
@@ -260,6 +259,8 @@ def _likeliest(
         gradient[:, 1:] += _MEAN_WEIGHT * mean[1:] / count
         prior = (own * np.square(apart)).sum() + _MEAN_WEIGHT * np.square(mean[1:]).sum()
         return float(value.sum() + prior / 2), gradient.ravel()
+
+    from scipy.optimize import minimize  # predicting starts without it
 
     box = [(None, None), *bounds] * count
     found = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", bounds=box, options={"maxiter": 500})

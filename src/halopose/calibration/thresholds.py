@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from halopose.errors import HaloposeError
 from halopose.sorting import falling_order
@@ -68,7 +68,7 @@ def guaranteed_threshold(confidence: Array, correct: Array, image_ids: Array, ri
     excess = np.where(correct[order], -risk, 1 - risk)
     last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True]) + 1  # keep all equal values or none
     last = last[last >= min(_FEWEST * len(ordered), last[-1])]
-    quantile = float(stats.t.ppf(certainty, images - 1))
+    quantile = float(special.stdtrit(images - 1, certainty))
     chosen = float("inf")
     for kept in last[np.unique(np.linspace(0, len(last) - 1, _STEPS).astype(int))].tolist():
         sums = np.bincount(image[:kept], excess[:kept], minlength=images)
