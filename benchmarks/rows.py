@@ -10,7 +10,7 @@ from benchmarks.interleave import Comparison
 
 HEADINGS = ("what", "halopose", "peer", "ratio")
 Better = Literal["higher", "lower", ""]
-Unit = Literal["x", "s", "GiB", "images/s", "share"]
+Unit = Literal["x", "s", "GiB", "images/s", "share", "count"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,11 @@ def share(name: str, what: str, value: float, peer: str = "", better: Better = "
 def rate(name: str, what: str, value: float, peer: str = "", better: Better = "higher") -> Row:
     """Images per second."""
     return Row(name, what, value, unit="images/s", better=better, ours=f"{value:.0f} images/s", peer=peer)
+
+
+def count(name: str, what: str, value: int, peer: str = "") -> Row:
+    """A number of events; fewer are better."""
+    return Row(name, what, value, unit="count", better="lower", ours=f"{value}", peer=peer)
 
 
 def in_time(value: float) -> str:

@@ -176,6 +176,12 @@ def _starting(options: Options) -> Iterator[Row]:
     yield cost("starting.predict", what, compare_predict(rounds), "`yolo predict`")
 
 
+def _gpu(options: Options) -> Iterator[Row]:
+    from benchmarks.gpu import gpu_rows
+
+    yield from gpu_rows(options.rounds(20))
+
+
 def _correlation(_: Options) -> Iterator[Row]:
     from benchmarks.regions import KEYPOINTS, PERSONS, correlation_seconds
 
@@ -277,6 +283,11 @@ def _growth_names(kind: str) -> tuple[str, ...]:
 
 
 _STAGES = ("matching", "folds", "scores", "random-rankings", "joint", "regions", "floors", "rest")
+_RUNS = ("predict-1", "predict-8", "predict-32", "collect", "train")
+_GPU = (
+    *(f"{run}-{what}" for run in _RUNS for what in ("waits", "mismatches")),
+    *(f"{what}-{images}" for what in ("operations", "shipped") for images in (1, 8, 32)),
+)
 _FAST = ("fast-readers", "fast-processes")
 _PLAN = (
     *("reading", "model", "windows", "writing", "epoch", "size"),
@@ -320,6 +331,7 @@ PARTS = {
         ),
     ),
     "starting": Part("Start", (Benchmark(("import", "help", "predict"), _starting, short=True),)),
+    "gpu": Part("GPU", (Benchmark(_GPU, _gpu),)),
     "exporting": Part("Exported models", (Benchmark(("topk", "dense", "pytorch"), _exporting, short=True),)),
     "training": Part("Training", (Benchmark(("epoch", "convolutions", "products"), _training, short=True),)),
     "collecting": Part(

@@ -40,6 +40,7 @@ from halopose.fitting.ray_collection import collect_on_ray
 from halopose.fitting.workers import Tick, WorkerPool, share_out
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
 from halopose.keypoints import Keypoints
+from halopose.transfer import to_host
 from halopose.types import Array, Counter
 from halopose.uncertainty.heads import cut_windows
 from halopose.uncertainty.novelty import pool_images
@@ -414,15 +415,16 @@ def _assigned_cells(
     views = [replace(view, objects=view.objects.select(~view.objects.crowd)) for view in views]
     targets = [to_targets(view.objects, box) for view, box in zip(views, boxes, strict=True)]
     found = host.assign(output, targets, layout.sigmas)
-    image, cell, object = found.image.cpu(), found.cell.cpu(), found.object.cpu()
-    confidence = output.scores[found.image, found.cell].float().cpu()
+    scores, located = output.scores[found.image, found.cell], output.keypoints[found.image, found.cell]
+    columns = {**vars(found), "confidence": scores.float(), "located": located.float()}
+    image, cell, object, confidence, located = to_host(columns).values()
     firsts = torch.tensor([0, *np.cumsum([len(target.boxes) for target in targets])[:-1]], dtype=torch.long)
     row = firsts[image] + object  # among the objects of all images
     keep = _best_of_each(row.numpy(), confidence.numpy(), settings.cells_per_object)
     if len(keep) < len(row):
-        image, cell, object, confidence, row = (values[keep] for values in (image, cell, object, confidence, row))
-    # Index on the model's device: only a small part of the cells is copied.
-    located = output.keypoints[image.to(host.device), cell.to(host.device)].float().cpu()
+        image, cell, object, confidence, located, row = (
+            values[keep] for values in (image, cell, object, confidence, located, row)
+        )
     wanted, labelled = (
         torch.cat([getattr(target, name) for target in targets])[row] for name in ("keypoints", "labelled")
     )
@@ -496,8 +498,8 @@ def _detected_cells(
 
 def _with_context_features(host: Host, output: HostOutput, cells: _Cells) -> _Cells:
     """Add the columns of the context features."""
-    found = host.context_features(output, cells.image.to(host.device), cells.cell.to(host.device)).columns()
-    return replace(cells, columns=cells.columns | {name: value.cpu() for name, value in found.items()})
+    found = host.context_features(output, cells.image, cells.cell.to(host.device)).columns()
+    return replace(cells, columns=cells.columns | to_host(found))
 
 
 def _with_windows(output: HostOutput, found: Sequence[_Cells], reaches: Sequence[int]) -> list[_Rows]:
@@ -516,7 +518,7 @@ def _with_windows(output: HostOutput, found: Sequence[_Cells], reaches: Sequence
         if parts:
             image, cell = torch.cat([part.image for part in parts]), torch.cat([part.cell for part in parts])
             place = cell - int(firsts[level])
-            windows, inside = cut_windows(maps, image.to(maps.device), place.to(maps.device), reach)
+            windows, inside = cut_windows(maps, image, place, reach)
             counts = [len(part.cell) for part in parts]
             cut = windows.half().cpu().contiguous().split(counts), inside.to(torch.uint8).cpu().split(counts)
             for part, own, on_map in zip(parts, *cut, strict=True):

@@ -132,7 +132,8 @@ def train(
     while not run.finished:
         began = time.monotonic()
         with single_threaded():
-            losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, group)]
+            steps = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, group)]
+            losses = torch.stack(steps).tolist()
             held_out_loss = _holdout_loss(heads, shards, held_out, settings, device, group)
         run.end_epoch(float(np.mean(losses)), held_out_loss)
         losses_so_far = run.holdout_loss
@@ -388,15 +389,15 @@ class _TrainingRun:
             return True
         return self.epoch > 0 and self.epoch - 1 - int(np.argmin(self.holdout_loss)) >= self.settings.patience
 
-    def step(self, batch: _Batch) -> float:
-        """Take one optimiser step and return the loss of the batch."""
+    def step(self, batch: _Batch) -> Tensor:
+        """Take one optimiser step and return the loss of the batch, which stays on the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * self._schedule(self.steps)
         loss = self._backward(batch)
         torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         self.optimizer.step()
         self.steps += 1
-        return float(loss)
+        return loss
 
     def _backward(self, batch: _Batch) -> Tensor:
         """Compute the self-normalised loss (eq. 10) and the gradients of a batch over all ranks.

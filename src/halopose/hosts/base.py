@@ -14,7 +14,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from pickle import UnpicklingError
@@ -28,6 +28,7 @@ from halopose.errors import HaloposeError
 from halopose.hosts.traceable import Traceable
 from halopose.hosts.weight_sketch import weight_sketch
 from halopose.keypoints import Keypoints
+from halopose.transfer import to_host
 from halopose.types import Array
 from halopose.uncertainty.context_features import (
     CANDIDATES,
@@ -115,6 +116,17 @@ class Selection:
     class_ids: Tensor
     keypoints: Tensor
     visibility: Tensor | None
+
+
+def on_host(selections: list[Selection]) -> list[Selection]:
+    """Copy the selections of a batch to the host in one transfer."""
+    if not selections:
+        return selections
+    present = [name for name, value in vars(selections[0]).items() if value is not None]
+    found = to_host({name: torch.cat([getattr(one, name) for one in selections]) for name in present})
+    counts = [len(one.scores) for one in selections]
+    parts = {name: values.split(counts) for name, values in found.items()}
+    return [replace(one, **{name: parts[name][number] for name in present}) for number, one in enumerate(selections)]
 
 
 @dataclass(frozen=True)

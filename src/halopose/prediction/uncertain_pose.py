@@ -31,7 +31,7 @@ from halopose.errors import HaloposeError
 from halopose.family import DEFAULT_FAMILY, Family
 from halopose.fitting.artifact import Artifact, host_for
 from halopose.hosts import model_zoo
-from halopose.hosts.base import Host, Selection
+from halopose.hosts.base import Host, Selection, on_host
 from halopose.keypoints import Keypoints
 from halopose.origin import Origin, Speed
 from halopose.poses import PoseDistributions
@@ -263,13 +263,14 @@ class UncertainPose(Predictor):
         found = time.perf_counter()  # non-maximum suppression has synchronised the device
         counts = [len(selection.scores) for selection in selections]
         cells = torch.cat([each.cell for each in selections])
-        numbers = torch.cat([torch.full_like(each.cell, number) for number, each in enumerate(selections)])
+        numbers = torch.repeat_interleave(torch.tensor(counts))  # on the host, where the counts are known
         needed = self.heads.settings.context_features and len(cells) > 0
         context = self.host.context_features(output, numbers, cells) if needed else None
         pooling = None if self.novelty is None else Pooling(len(cells), self.novelty.widths, output.features[0])
         factors = self.heads.sparse(output.features, numbers, cells, context, pooling)
         size = (int(batch.shape[2]), int(batch.shape[3]))
         parts = np.split(factors.cpu().numpy().astype(np.float64), np.cumsum(counts)[:-1])
+        selections = on_host(selections) if self.host.device != torch.device("cpu") else selections
         poses = [
             calibrated_poses(
                 _detections(self.host.to_original(selection, letterbox, size)),

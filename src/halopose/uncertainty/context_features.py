@@ -107,7 +107,7 @@ def pad_by_image(image: Tensor, cell: Tensor, images: int) -> tuple[Tensor, Tens
     """Arrange cells by image, padded to the same number for each image.
 
     Args:
-        image: Image index (N,) of each cell.
+        image: Image index (N,) of each cell, on the host or the device of the cells.
         cell: Cells (N,).
         images: Number of images B.
 
@@ -117,12 +117,13 @@ def pad_by_image(image: Tensor, cell: Tensor, images: int) -> tuple[Tensor, Tens
     """
     if images == 1 and len(cell):
         return cell[None], None
+    image = image.cpu()
     counts = torch.bincount(image, minlength=images)
     order = image.argsort(stable=True)
     rank = torch.empty_like(image)
-    rank[order] = torch.arange(len(image), device=image.device) - (counts.cumsum(0) - counts)[image[order]]
+    rank[order] = torch.arange(len(image)) - (counts.cumsum(0) - counts)[image[order]]
     most = max(1, int(counts.max()))
-    place = image * most + rank
+    place = (image * most + rank).to(cell.device)
     return cell.new_zeros(images * most).index_put((place,), cell).reshape(images, most), place
 
 

@@ -248,16 +248,17 @@ class ProbabilisticHeads(nn.Module):
 
         Args:
             features: Feature maps (B, C, H, W), one for each level.
-            image: Image index (N,) of each cell.
+            image: Image index (N,) of each cell; on the host it needs no copy.
             cell: Cells (N,), counted over all levels.
             context_features: Context features of the cells, for heads that use them.
             visit: Called with the windows of each level and the rows they belong to.
         """
         ends = list(accumulate(maps.shape[2] * maps.shape[3] for maps in features))
+        image, cell = image.cpu(), cell.cpu()  # indices are computed on the host
         levels = [bisect(ends, place) for place in cell.tolist()]
         rows, found = [], []
         for number in sorted(set(levels)):
-            chosen = torch.tensor([row for row, level in enumerate(levels) if level == number]).to(cell.device)
+            chosen = torch.tensor([row for row, level in enumerate(levels) if level == number])
             start = ends[number - 1] if number else 0
             windows, inside = cut_windows(features[number], image[chosen], cell[chosen] - start, self.reaches[number])
             found.append(self._at_level(number, windows, inside))

@@ -13,7 +13,9 @@ from ultralytics.utils.tal import make_anchors
 from halopose.hosts.base import Assignment
 
 
-def assign_cells(criterion: Any, branch: dict[str, Any], batch: dict[str, Tensor], keypoints: Tensor) -> Assignment:
+def assign_cells(
+    criterion: Any, branch: dict[str, Any], batch: dict[str, Tensor], keypoints: Tensor, strides: tuple[int, ...]
+) -> Assignment:
     """Assign cells to objects as the criterion does.
 
     Args:
@@ -21,10 +23,11 @@ def assign_cells(criterion: Any, branch: dict[str, Any], batch: dict[str, Tensor
         branch: Raw output of a branch of the head: boxes (B, 4 * bins, A), scores (B, classes, A) and feats.
         batch: Targets as the criterion takes them, at least one.
         keypoints: Predicted keypoints (B, A, K, 2) in input pixels, which the criterion of YOLO26 compares.
+        strides: Pixels per cell of each level.
     """
     sizes = tuple(tuple(maps.shape[2:]) for maps in branch["feats"])
-    centres, strides = _grid(sizes, tuple(criterion.stride.tolist()), criterion.device)
-    height, width = (side * int(criterion.stride[0]) for side in sizes[0])
+    centres, stride = _grid(sizes, tuple(map(float, strides)), criterion.device)
+    height, width = (side * strides[0] for side in sizes[0])
     images = len(branch["scores"])
     targets = torch.cat([batch["batch_idx"][:, None], batch["cls"][:, None], batch["bboxes"]], dim=1)
     scale = torch.tensor([width, height, width, height], dtype=torch.float32, device=criterion.device)
@@ -33,11 +36,11 @@ def assign_cells(criterion: Any, branch: dict[str, Any], batch: dict[str, Tensor
     if isinstance(criterion, PoseLoss26):
         size = torch.tensor([height, width], dtype=torch.float32, device=criterion.device)
         targets_of_image = criterion._batch_keypoints(batch, images, size)
-        extra = {"pd_kpts": keypoints, "gt_kpts": targets_of_image, "anc_strides": strides.flatten()}
+        extra = {"pd_kpts": keypoints, "gt_kpts": targets_of_image, "anc_strides": stride.flatten()}
     *_, foreground, chosen = criterion.assigner(
         branch["scores"].sigmoid().transpose(1, 2),
-        criterion.bbox_decode(centres, branch["boxes"].transpose(1, 2).contiguous()) * strides,
-        centres * strides,
+        criterion.bbox_decode(centres, branch["boxes"].transpose(1, 2).contiguous()) * stride,
+        centres * stride,
         labels,
         boxes,
         boxes.sum(2, keepdim=True).gt_(0.0),

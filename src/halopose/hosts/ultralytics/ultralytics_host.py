@@ -178,7 +178,7 @@ class UltralyticsHost(Host):
             empty = torch.zeros(0, dtype=torch.long, device=self.device)
             return Assignment(empty, empty, empty)
         batch = self._training_batch(output, targets, counts)
-        return assign_cells(self._criterion(sigmas), output.raw[1], batch, output.keypoints)
+        return assign_cells(self._criterion(sigmas), output.raw[1], batch, output.keypoints, self.strides)
 
     def _criterion(self, sigmas: tuple[float, ...]) -> Any:
         """Return the framework's training criterion, made for a stand-in so that the model does not change."""
