@@ -33,8 +33,8 @@ class Event:
     """Something that costs time on a GPU, or fails there.
 
     Attributes:
-        kind: ``download`` and ``upload``: a copy between the devices. ``wait``: the host waits for a value.
-            ``mismatch``: an operation on tensors of both devices, which fails.
+        kind: A copy to the host or from it, a wait of the host for a value, or an operation on tensors of both devices,
+            which fails.
         operation: name of the operation.
         place: file and line of the innermost Python frame outside PyTorch.
     """
