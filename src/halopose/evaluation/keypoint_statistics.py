@@ -350,7 +350,7 @@ def curves_of(
         coverage={axis: metrics.coverage_of_levels(statistics.level[axis])[0] for axis in AXES},
         **own,
         qq=None if statistics.dof is not None else _qq(statistics, np.zeros_like(keypoint), 1, _POINTS)[0],
-        qq_keypoints=_qq_keypoints(statistics, keypoint, names) if names else {},
+        qq_keypoints=_qq_keypoints(statistics, keypoint, names) if names and len(keypoint) else {},
     )
 
 
