@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from halopose.calibration.calibration_file import distributions_under
+from halopose.calibration.calibration_file import distributions_under, only_images
 from halopose.calibration.dispersion_features import Feature
 from halopose.calibration.dispersion_model import match_predicted
 from halopose.calibration.feature_recalibration import recalibrate_predictions, with_dispersions
-from halopose.calibration.seen_images import only_images
 from halopose.cli.terminal import say
 from halopose.data.coco import read_annotated, read_predictions
 from halopose.evaluation.evaluate import evaluate

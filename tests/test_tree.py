@@ -1,9 +1,10 @@
-"""Guarantees in docs/explanation/reliability.md name a test that exists; class and module names are unique."""
+"""Guarantees name an existing test; module and class names are unique; the core knows nothing of flight."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -41,3 +42,29 @@ def test_class_names_are_unique() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert {name: count for name, count in names.items() if count > 1} == {}
+
+
+def test_core_names_nothing_of_flight() -> None:
+    words = re.compile(r"runway|aircraft|flight|landing|airport|cockpit|gnss|glide|pilot", re.IGNORECASE)
+    core = [path for path in SOURCE.rglob("*.*") if path.suffix in (".py", ".html", ".js", ".cpp", ".txt")]
+    found = [
+        f"{path.relative_to(SOURCE)}:{number}"
+        for path in core
+        if "landing" not in path.relative_to(SOURCE).parts
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1)
+        if words.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
+def test_import_contract_names_every_module_of_the_core() -> None:
+    import tomllib
+
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    [core] = (contract for contract in contracts if contract["name"] == "The core does not import landing")
+    modules = {f"halopose.{path.stem}" for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert (
+        modules - set(core["source_modules"])
+        == {"halopose.landing", "halopose.__init__", "halopose.__pycache__"} & modules
+    )

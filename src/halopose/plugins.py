@@ -3,7 +3,7 @@
 A distribution offers a plug-in with an entry point of the group ``halopose.plugins`` that names a `Plugin`:
 
     [project.entry-points."halopose.plugins"]
-    landing = "halopose.landing.plugin:PLUGIN"
+    mine = "my_plugin.plugin:PLUGIN"
 
 The module that holds the `Plugin` is imported by every command, so it should import heavy packages only inside
 functions.
@@ -125,6 +125,21 @@ class NamedModel:
     figures: PublishedFigures | None = None
 
 
+@dataclass(frozen=True)
+class PluginExtra:
+    """An extra of the distribution that only the plug-in needs.
+
+    Attributes:
+        name: Name of the extra.
+        modules: Modules that it installs.
+        use: One line for `halopose doctor`.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    use: str
+
+
 def _no_commands(app: typer.Typer) -> None:
     """Register nothing."""
 
@@ -141,6 +156,7 @@ class Plugin:
         models: Models that load by name.
         hosts: Loaders of base models, tried in order before those of the core.
         metrics: Metrics for ``halopose evaluate`` and ``halopose score``.
+        extras: Optional requirements, which ``halopose doctor`` lists.
     """
 
     name: str
@@ -150,6 +166,7 @@ class Plugin:
     models: tuple[NamedModel, ...] = ()
     hosts: tuple[HostLoader, ...] = ()
     metrics: tuple[CustomMetric, ...] = ()
+    extras: tuple[PluginExtra, ...] = ()
 
 
 @cache

@@ -27,7 +27,7 @@ from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.matching.matched_poses import MatchedPoses
-from halopose.poses import PoseDistributions, triangle
+from halopose.poses import GroundTruth, PoseDistributions, triangle
 from halopose.protocol import Area, Protocol
 from halopose.rfdetr_units import PRECISION_KEY
 from halopose.types import Array, Family
@@ -398,3 +398,18 @@ def known_calibrations(files: Sequence[CalibrationFile], layout: Keypoints, prot
 def distributions_under(files: Sequence[CalibrationFile], matched: MatchedPoses, protocol: Protocol) -> DistributionSet:
     """Return the distributions of true positives under calibration files; missing families are cross-fitted."""
     return cross_fitted(matched, protocol, **known_calibrations(files, matched.layout, protocol))
+
+
+def images_seen(content: list[dict[str, Any]], calibrations: Sequence[CalibrationFile]) -> Array:
+    """Return ids of images that a calibration was fitted on: marked in the detections, or listed in a file."""
+    marked = [entry["image_id"] for entry in content if entry.get(SEEN_MARK)]
+    listed = [calibration.image_ids for calibration in calibrations]
+    return np.unique(np.concatenate([np.asarray(marked, dtype=np.int64), *listed]))
+
+
+def only_images(
+    predictions: PoseDistributions, truth: GroundTruth, images: Array
+) -> tuple[PoseDistributions, GroundTruth]:
+    """Return predictions and ground truth of the given images (I,) only."""
+    assert predictions.image_ids is not None
+    return predictions[np.isin(predictions.image_ids, images)], truth.select_images(images)

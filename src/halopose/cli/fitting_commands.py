@@ -313,7 +313,7 @@ def calibrate(
     """Calibrate trained heads and choose the pruning thresholds, on images that training has not seen.
 
     A few dozen annotated frames of your own camera adapt heads to it; keypoints do not change. For shipped heads give
-    the name of the model, such as `--base runway`.
+    the name of the model, which `halopose models` lists.
 
     Example: halopose calibrate camera.yaml --base mine.pt --artifact mine.safetensors -o camera.safetensors
     """

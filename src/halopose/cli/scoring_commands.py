@@ -154,9 +154,9 @@ def recalibrate(
     Example: halopose recalibrate predictions.json truth.json -o calibration.json
     """
     from halopose.calibration.calibrate import warn_of_few
+    from halopose.calibration.calibration_file import only_images
     from halopose.calibration.dispersion_features import parse_features
     from halopose.calibration.feature_recalibration import recalibrate_predictions
-    from halopose.calibration.seen_images import only_images
     from halopose.data.coco import parse_predictions, states_covariance
     from halopose.data.files import check_target
     from halopose.data.formats.reading import parse_size, read_labels, read_results
@@ -385,9 +385,8 @@ def _scoring_input(
     """Check the input of scoring, and remove images that a calibration has seen as ``overlap`` says."""
     import numpy as np
 
-    from halopose.calibration.calibration_file import CalibrationFile
+    from halopose.calibration.calibration_file import CalibrationFile, images_seen, only_images
     from halopose.calibration.feature_recalibration import with_dispersions
-    from halopose.calibration.seen_images import images_seen, only_images
     from halopose.data.coco import parse_predictions
 
     objects = annotated.truth

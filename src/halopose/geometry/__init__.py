@@ -1,1 +1,1 @@
-"""Cameras, poses from points, and their uncertainty; useful without any aircraft."""
+"""Cameras, poses from points, and their uncertainty."""

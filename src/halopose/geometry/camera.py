@@ -1,8 +1,7 @@
 """Cameras, their mounting and poses: rotations, projection with analytic Jacobians, undistortion.
 
 Axes:
-    World: x forward, y left, z up. For a runway the origin is the centre of the threshold, and x is the landing
-        direction.
+    World: x forward, y left, z up. The origin and the direction of x are chosen by the caller.
     Body: x forward, y right, z down.
     Camera: x right, y down, z forward. Pixel centres are at whole numbers.
 

@@ -12,7 +12,7 @@ from halopose.landing.shipped_detectors import (
     runway_artifact,
     runway_detector,
 )
-from halopose.plugins import NamedModel, Plugin, PublishedFigures
+from halopose.plugins import NamedModel, Plugin, PluginExtra, PublishedFigures
 
 if TYPE_CHECKING:
     import typer
@@ -88,5 +88,10 @@ PLUGIN = Plugin(
                 0.656, "Gaussian 99 % and 81 % on two real sequences", 0.943, 1.03, ("runways.md", "speed.md")
             ),
         ),
+    ),
+    extras=(
+        PluginExtra("landing", ("matplotlib",), "pictures and films of a landing"),
+        PluginExtra("recordings", ("pymap3d", "mcap", "rosbags"), "recorded approaches: ROS bags, MCAP, WGS84"),
+        PluginExtra("rerun", ("rerun",), "Rerun recordings"),
     ),
 )

@@ -18,24 +18,28 @@ from halopose.errors import HaloposeError
 from halopose.hosts import model_zoo
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.install_advice import install_command
+from halopose.plugins import load_plugins
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "ultralytics", "libreyolo", "onnxruntime", "halopose-models")
-# Modules and use of each extra.
+# Modules and use of each extra of the core.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "ultralytics": (("ultralytics",), "YOLOv8, YOLO11, YOLO12 and YOLO26 (AGPL-3.0)"),
-    "models": (("halopose_models",), "the shipped heads and runway detectors (AGPL-3.0)"),
+    "models": (("halopose_models",), "the shipped heads and detectors (AGPL-3.0)"),
     "yolonas": (("libreyolo",), "YOLO-NAS-Pose"),
     "onnx": (("onnx", "onnxruntime"), "export, and prediction with exported models"),
     "openvino": (("openvino",), "prediction with --runtime openvino"),
     "plot": (("matplotlib",), "figures for papers"),
-    "landing": (("matplotlib",), "pictures and films of a landing"),
-    "recordings": (("pymap3d", "mcap", "rosbags"), "recorded approaches: ROS bags, MCAP, WGS84"),
-    "rerun": (("rerun",), "Rerun recordings"),
     "studies": (("pycocotools",), "AP and AR of fine-tuned models"),
     "ray": (("ray",), "collecting on a Ray cluster"),
     "hdf5": (("h5py",), "DeepLabCut's h5 and SLEAP's slp files"),
     "cloud": (("fsspec",), "data at s3, gs, az and https addresses"),
 }
+
+
+def all_extras() -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return modules and use of each extra, of the core and of plug-ins."""
+    of_plugins = (extra for plugin in load_plugins() for extra in plugin.extras)
+    return EXTRAS | {extra.name: (extra.modules, extra.use) for extra in of_plugins}
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def check_environment() -> Environment:
     models = tuple(_model(model.name) for model in model_zoo.named_models())
     extras = tuple(
         ExtraStatus(name, use, tuple(module for module in modules if find_spec(module) is None))
-        for name, (modules, use) in EXTRAS.items()
+        for name, (modules, use) in all_extras().items()
     )
     folder = model_zoo.cache_folder()
     cached = tuple(sorted(path.name for path in folder.iterdir() if path.is_file())) if folder.is_dir() else ()
