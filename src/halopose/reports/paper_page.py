@@ -27,8 +27,8 @@ _NU = {"t2": 2.0, "t4": 4.0, "t10": 10.0, "t30": 30.0}
 
 ELSEWHERE = (
     ("Figures 14 and 17", "the paper's Large model: run this command with a larger base model"),
-    ("Figures 1, 9, 10 and 22 to 25", "the paper's landing application: the flight reports of the landing plug-in"),
-    ("Figures 11 and 26 to 28", "figures 4, 8, 6, 13 and 15 for runways: run this command with a runway detector"),
+    ("Figures 1, 9, 10 and 22 to 25", "the paper's application: the reports of its plug-in"),
+    ("Figures 11 and 26 to 28", "figures 4, 8, 6, 13 and 15 of another detector: run this command with it"),
 )
 
 
