@@ -166,7 +166,7 @@ def _persons(times: int) -> tuple[PoseDistributions, GroundTruth]:
             np.multiply(values, (1 + _STEP * number) ** power, out=part)
         return result
 
-    same = ("class_ids", "labelled", "crowd", "ignore")
+    same = ("class_ids", "labelled", "crowd", "ignore", "occluded")
     truth_columns: dict[str, Any] = {name: rows(getattr(truth, name)) for name in same}
     truth_columns |= {name: grown(getattr(truth, name)) for name in ("keypoints", "boxes")}
     same = ("scores", "visibility", "keep", "class_ids")
