@@ -125,9 +125,9 @@ def print_graphs(batch: int, rounds: int) -> None:
     pose = UncertainPose.load_base(find_base(), shipped_artifact())
     with tempfile.TemporaryDirectory() as name:
         paths = {"framework": ultralytics_onnx(load_model(str(find_base()), unsafe=False), Path(name))}
-        for form in onnx_file.ExportSettings("topk"), onnx_file.ExportSettings("end2end"):
-            paths[form.form] = Path(name) / f"{form.form}.onnx"
-            onnx_file.write_model(exporting.export_model(pose.host, pose.artifact, form), paths[form.form])
+        for settings in onnx_file.ExportSettings("topk"), onnx_file.ExportSettings("end2end"):
+            paths[settings.form] = Path(name) / f"{settings.form}.onnx"
+            onnx_file.write_model(exporting.export_model(pose.host, pose.artifact, settings), paths[settings.form])
         facts = predict.Model(str(paths["topk"])).facts
         pixels, box = predict.prepare(cv2.imread(str(PHOTOGRAPH)), facts, SIZE)
         letterbox = np.array([[*box.gain, *box.pad, box.shape[1], box.shape[0]]], np.float32)

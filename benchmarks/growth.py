@@ -169,8 +169,9 @@ def _persons(times: int) -> tuple[PoseDistributions, GroundTruth]:
     same = ("class_ids", "labelled", "crowd", "ignore", "occluded")
     truth_columns: dict[str, Any] = {name: rows(getattr(truth, name)) for name in same}
     truth_columns |= {name: grown(getattr(truth, name)) for name in ("keypoints", "boxes")}
-    same = ("scores", "visibility", "keep", "class_ids")
-    columns: dict[str, Any] = {name: rows(getattr(poses, name)) for name in same}
+    columns: dict[str, Any] = {
+        name: rows(getattr(poses, name)) for name in ("scores", "visibility", "keep", "class_ids")
+    }
     columns |= {name: grown(getattr(poses, name)) for name in ("keypoints", "boxes")}
     covariance = grown(poses.covariance, 2)
     return (

@@ -29,7 +29,7 @@ from halopose.data.files import read_json, write_json, write_text
 from halopose.data.splits import hashed_order
 from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import resample_images
-from halopose.evaluation.noise_floor import coverage_floor, random_signs
+from halopose.evaluation.noise_floor import coverage_floors
 from halopose.evaluation.resampling import ResampledMetrics
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect
@@ -148,7 +148,7 @@ class Study:
         own = apply_calibrations(matched, self.artifact.calibrations, protocol)
         measured = ResampledMetrics.of(matched, own, protocol, np.asarray(protocol.scale_edges))
         level = measured.statistics["student_t"].level["joint"]
-        return coverage_floor(level, measured.image, random_signs(measured.image_count)).high
+        return coverage_floors([level], measured.image, measured.image_count)[0].high
 
     def rows(self) -> Iterator[tuple[int, Match, Array]]:
         """Number of calibration images (0: the shipped calibration), kind of match, and scores (1 + DRAWS, S)."""

@@ -17,5 +17,5 @@ class Fences(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
             obj.docstring.value = re.sub(
-                r"^>>> .*(?:\n.+)*", r"```pycon\n\g<0>\n```", obj.docstring.value, flags=re.MULTILINE
+                r"^( *)>>> .*(?:\n.+)*", r"\1```pycon\n\g<0>\n\1```", obj.docstring.value, flags=re.MULTILINE
             )
