@@ -75,8 +75,8 @@ def test_each_kind_of_event_is_recorded_once(action: Callable[[Tensor], Any], ki
     assert [event.kind for event in device.events] == ([] if kind is None else [kind])
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_batch_makes_the_device_wait_three_times(count: int) -> None:
+def test_a_batch_makes_the_device_wait_three_times() -> None:
+    count = 3
     images, known = scenes(count, side=64), model()
     with RemoteDevice() as device:
         found = remote().predict(images, batch=count)

@@ -184,6 +184,7 @@ TRAIN = "train store --base base.pt -o a.safetensors"
 CALIBRATE = "calibrate store --base b.pt --artifact a -o out"
 EVALUATE = "evaluate data.yaml --base base.pt --artifact a.safetensors -o out"
 ABLATE = "ablate data.yaml --base base.pt -o out"
+PAPER = "paper data.yaml --base base.pt -o out"
 FINETUNE = "finetune data.yaml --base base.pt -o tuned.pt"
 ANALYSE = "analyse data.yaml --base base.pt -o out"
 PREDICT = "predict photo.jpg --base base.pt --artifact a.safetensors"
@@ -253,6 +254,15 @@ NONSENSE = {
     (ABLATE, "--bootstrap"): ("0", "1", *NO_COUNT),
     (ABLATE, "--workers"): ("0", *NO_COUNT),
     (ABLATE, "--seed"): (*NO_COUNT, "4294967296"),
+    (ABLATE, "--seeds"): ("0", "101", *NO_COUNT),
+    (PAPER, "--seeds"): ("0", "101", *NO_COUNT),
+    (PAPER, "--imgsz"): NO_SIZE,
+    (PAPER, "--calibration-share"): ("0", "1", *NO_SHARE),
+    (PAPER, "--epochs"): ("0", *NO_COUNT),
+    (PAPER, "--bootstrap"): ("0", "1", *NO_COUNT),
+    (PAPER, "--pictures"): NO_COUNT,
+    (PAPER, "--workers"): ("0", *NO_COUNT),
+    (PAPER, "--seed"): (*NO_COUNT, "4294967296"),
     (FINETUNE, "--sigma"): ("0", "-0.1", "nan", "inf", "wide"),
     (FINETUNE, "--epochs"): ("0", *NO_COUNT),
     (FINETUNE, "--lr"): ("0", "-0.1", "nan", "inf", "small"),

@@ -88,6 +88,7 @@ class VisionModel:
         attitudes: yaw, pitch and roll (N, 3) by the IRS at the frames; NaN if not available.
         settings: settings of the estimator.
         others: corners (4, 3) of the other runways nearby.
+        known_angles: ``axes``, ``rotation`` and ``attitude_covariance``, where they were computed before.
     """
 
     camera: Camera
@@ -96,6 +97,7 @@ class VisionModel:
     attitudes: Array
     settings: LandingSettings
     others: tuple[Array, ...] = field(default=())
+    known_angles: tuple[Array, Array, Array] | None = None
 
     @property
     def constant_variance(self) -> Array:
@@ -117,17 +119,23 @@ class VisionModel:
     @cached_property
     def axes(self) -> Array:
         """Rotation vectors (N, 3, 3) about the runway axes by yaw, pitch and roll; of a level aircraft if unknown."""
+        if self.known_angles is not None:
+            return self.known_angles[0]
         return angle_axes(np.nan_to_num(self.attitudes))
 
     @cached_property
     def rotation(self) -> Array:
         """Rotations (N, 3, 3) from runway to camera; NaN if unknown."""
+        if self.known_angles is not None:
+            return self.known_angles[1]
         rotation = self.mount.rotation @ rotation_from_angles(*np.nan_to_num(self.attitudes).T)
         return np.where(self.has_attitude[:, None, None], rotation, np.nan)
 
     @cached_property
     def attitude_covariance(self) -> Array:
         """Covariance (N, 3, 3) of the camera's rotation about the runway axes."""
+        if self.known_angles is not None:
+            return self.known_angles[2]
         sensor = self.settings.sensors.attitude
         noise = np.zeros(3) if sensor is None else np.square(sensor.noise)
         return np.asarray((self.axes * (noise + self.constant_variance)) @ np.swapaxes(self.axes, 1, 2))
@@ -140,10 +148,8 @@ class VisionModel:
 
     def select(self, frames: slice) -> VisionModel:
         """Return the model of some of the frames."""
-        chosen = replace(self, attitudes=self.attitudes[frames])
-        for name in ("axes", "rotation", "attitude_covariance"):  # computed once for all frames
-            chosen.__dict__[name] = getattr(self, name)[frames]
-        return chosen
+        known = self.axes[frames], self.rotation[frames], self.attitude_covariance[frames]
+        return replace(self, attitudes=self.attitudes[frames], known_angles=known)
 
     def viewpoint(self, n: int, position: Array, covariance: Array) -> Viewpoint:
         """Return the estimated pose at frame n, for a position (3,) of the aircraft with its covariance (3, 3)."""

@@ -7,7 +7,7 @@ all three models, with paired differences.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -249,7 +249,7 @@ def to_json(scores: dict[str, BaseModelScores]) -> dict[str, Any]:
             for name, one in scores.items()
         },
         "differences": {
-            pair: {metric: asdict(difference) for metric, difference in metrics.items()}
+            pair: {metric: {"value": one.value, "margin": one.margin} for metric, one in metrics.items()}
             for pair, metrics in differences(scores).items()
         },
     }
