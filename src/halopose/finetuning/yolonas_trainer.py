@@ -10,7 +10,7 @@ import copy
 import io
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -92,8 +92,8 @@ class YoloNASFineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
         return super()._build_dataset(img_files, labels, preproc)
 
     def _train_epoch(self, epoch: int) -> Any:
-        _seed(self.config.seed, epoch)
-        return super()._train_epoch(epoch)
+        with _seeded(self.config.seed, epoch):
+            return super()._train_epoch(epoch)
 
     def _save_checkpoint(self, epoch: int, *arguments: Any, **options: Any) -> None:
         """Save the state that the next epoch needs."""
@@ -234,12 +234,20 @@ def _overrides(
     }
 
 
-def _seed(seed: int, epoch: int) -> None:
-    """Seed the three generators of the trainer, so that an epoch is the same after resuming."""
+@contextlib.contextmanager
+def _seeded(seed: int, epoch: int) -> Iterator[None]:
+    """Seed the three generators of the trainer, so that an epoch is the same after resuming, and restore them after."""
     state = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
-    random.seed(state)
-    np.random.seed(state)  # noqa: NPY002
-    torch.manual_seed(state)
+    before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng():
+        random.seed(state)
+        np.random.seed(state)  # noqa: NPY002
+        torch.manual_seed(state)
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(before_numpy)  # noqa: NPY002
 
 
 def _reporter(progress: Progress) -> Callable[[Any], None]:
