@@ -215,12 +215,11 @@ class FilterBank:
         )  # fmt: skip
 
     def corrected(self, innovation: Innovation, chosen: Mask) -> FilterBank:
-        """Update the chosen filters (F,), in Joseph's form, multiplied out: it holds for every gain."""
+        """Update the chosen filters (F,) in Joseph's form, whose result stays positive semi-definite under rounding."""
         gain = innovation.gain * chosen[:, None, None]
-        covariances = self.covariances
-        lost = gain @ (innovation.jacobian @ covariances)
-        updated = covariances - lost - np.swapaxes(lost, 1, 2)
-        updated += gain @ innovation.covariance @ np.swapaxes(gain, 1, 2)
+        kept = np.eye(gain.shape[1]) - gain @ innovation.jacobian
+        updated = kept @ self.covariances @ np.swapaxes(kept, 1, 2)
+        updated += gain @ innovation.noise @ np.swapaxes(gain, 1, 2)
         states = self.states + (gain @ innovation.value[..., None])[..., 0]
         settled = (updated + np.swapaxes(updated, 1, 2)) / 2
         return replace(self, states=states, settled=settled, settled_at=self.time)
