@@ -555,7 +555,7 @@ class _Fit:
         return _State(parameters, cost, design, brightness, residual, robust)
 
     def scaled(self, parameters: Array) -> _Fit:
-        """Return the fit with the scale of the residuals fixed as it is at given parameters."""
+        """Return the fit with the scale of the residuals fixed to its value at given parameters."""
         found = replace(self, scale=0.0).state(parameters)
         size = np.mean(found.residual**2 / self.variance, axis=1)
         return replace(self, scale=float(np.median(size)) / _MEDIAN_CHI2 + 1e-9)
